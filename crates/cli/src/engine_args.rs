@@ -11,7 +11,7 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::memory::parse_size;
-use moeflux::{Compute, Devices, Engine, OpenOptions, Options, SpecType, TextModel};
+use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, SpecType, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
@@ -199,7 +199,17 @@ impl EngineArgs {
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
-        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
+        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 }, &[])
+    }
+
+    /// As [`EngineArgs::open_text`], to answer with the adapter in the folder `lora`, if there is one.
+    pub fn open_adapted(&self, model: &Path, lora: Option<&Path>) -> Result<TextModel> {
+        let sharing = Sharing { sequences: 1, kv_tokens: None, reserved: 0 };
+        let Some(folder) = lora else { return self.open_text_shared(model, sharing, &[]) };
+        let source = AdapterSource { name: "lora".to_owned(), folder: folder.to_owned() };
+        let mut model = self.open_text_shared(model, sharing, std::slice::from_ref(&source))?;
+        model.engine.set_adapter(Some(&source.name))?;
+        Ok(model)
     }
 
     /// How to open a model that is to answer requests.
@@ -207,10 +217,18 @@ impl EngineArgs {
         self.open_options(Activations::Int8, sharing)
     }
 
-    /// Opens a model for several sequences at the same time.
-    pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
+    /// Opens a model with adapters for several sequences at the same time.
+    pub fn open_text_shared(
+        &self,
+        model: &Path,
+        sharing: Sharing,
+        adapters: &[AdapterSource],
+    ) -> Result<TextModel> {
         let bar = loading_bar()?;
-        let options = self.serving_options(sharing);
+        let mut options = self.serving_options(sharing);
+        for AdapterSource { name, folder } in adapters {
+            options = options.adapter(name, folder);
+        }
         let model = options.open_with_progress(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         warn_of_context(&model.engine);

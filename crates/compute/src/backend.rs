@@ -72,6 +72,8 @@ pub struct Span<'a> {
     pub pages: &'a [u32],
     /// Its recurrent state, if the graph has any; no two sequences of a batch share a slot that is written.
     pub slots: StateSlots,
+    /// The adapter whose updates its rows get, if any.
+    pub adapter: Option<u32>,
 }
 
 /// Tokens to run, of any number of sequences.
@@ -89,6 +91,20 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// The adapter of each of `rows` rows, which are those of all tokens or of the outputs; `None` if no row has one.
+    pub(crate) fn adapters(&self, rows: usize) -> Option<Vec<Option<u32>>> {
+        if self.spans.iter().all(|span| span.adapter.is_none()) {
+            return None;
+        }
+        let of_spans = self.spans.iter().flat_map(|span| span.rows.clone().map(|_| span.adapter));
+        let of_tokens: Vec<Option<u32>> = of_spans.collect();
+        // Outputs are distinct and ascending: if there are as many as tokens, they are all of them.
+        if rows == of_tokens.len() {
+            return Some(of_tokens);
+        }
+        Some(self.outputs.iter().map(|row| of_tokens[*row as usize]).collect())
+    }
+
     /// Checks that there is a row of `width` columns for every token.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod excerpt;
 mod experts;
 mod hyper;
 mod linear;
+mod low_rank;
 mod ngrams;
 mod norm;
 mod op;
@@ -52,6 +53,7 @@ pub use hyper::{
     StreamGateOp,
 };
 pub use linear::{GroupedLinearOp, LinearOp};
+pub use low_rank::{ExpertLowRank, LowRank, StackedLowRank};
 pub use ngrams::{NGramEmbedOp, NGrams};
 pub use norm::{LayerNormOp, RmsNormOp};
 pub(crate) use op::with_op;

@@ -9,6 +9,7 @@ mod compressed;
 mod experts;
 mod hyper;
 mod linear;
+mod low_rank;
 mod ngrams;
 mod norm;
 mod recurrent;

@@ -156,7 +156,8 @@ impl Engine {
             let start = tokens.len();
             tokens.extend_from_slice(part.tokens);
             let (start_position, pages) = (part.session.position(), part.session.pages());
-            spans.push(Span { rows: start..tokens.len(), start: start_position, pages, slots });
+            let adapter = part.session.adapter();
+            spans.push(Span { rows: start..tokens.len(), start: start_position, pages, slots, adapter });
             rows.extend((tokens.len() - part.output_rows()..tokens.len()).map(|row| row as u32));
         }
         run(self, &Batch { tokens: &tokens, spans: &spans, outputs: &rows, rows: &[] }, parts)?;

@@ -9,35 +9,42 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Tokens in a block: those of a key-value page.
 pub const BLOCK_TOKENS: usize = PAGE_TOKENS;
 
-/// The parent of a sequence's first block.
-const ROOT: u64 = 0;
-
 /// Hashes of a sequence's full blocks, first to last.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Chain(Vec<u64>);
+pub(crate) struct Chain {
+    hashes: Vec<u64>,
+    /// The parent of the first block: 0, or what an adapter is known by, whose keys and values are others.
+    root: u64,
+}
 
 impl Chain {
+    /// A chain of no blocks whose first has the parent `root`.
+    pub(crate) fn of(root: u64) -> Self {
+        Self { hashes: vec![], root }
+    }
+
     /// The hashes of all full blocks of `tokens`, which begin with those that the chain has been extended to before.
     pub(crate) fn extend(&mut self, tokens: &[u32]) -> &[u64] {
-        for block in tokens.chunks_exact(BLOCK_TOKENS).skip(self.0.len()) {
+        for block in tokens.chunks_exact(BLOCK_TOKENS).skip(self.hashes.len()) {
             let mut bytes = [0; BLOCK_TOKENS * size_of::<u32>()];
             for (bytes, token) in bytes.chunks_exact_mut(size_of::<u32>()).zip(block) {
                 bytes.copy_from_slice(&token.to_le_bytes());
             }
-            let parent = self.0.last().copied().unwrap_or(ROOT);
-            self.0.push(xxh3_64_with_seed(&bytes, parent));
+            let parent = self.hashes.last().copied().unwrap_or(self.root);
+            self.hashes.push(xxh3_64_with_seed(&bytes, parent));
         }
-        &self.0
+        &self.hashes
     }
 
     /// Forgets blocks that end after `tokens` tokens.
     pub(crate) fn truncate(&mut self, tokens: usize) {
-        self.0.truncate(tokens / BLOCK_TOKENS);
+        self.hashes.truncate(tokens / BLOCK_TOKENS);
     }
 
     /// The chain of the first `tokens` tokens.
     pub(crate) fn first(&self, tokens: usize) -> Self {
-        Self(self.0[..self.0.len().min(tokens / BLOCK_TOKENS)].to_vec())
+        let hashes = self.hashes[..self.hashes.len().min(tokens / BLOCK_TOKENS)].to_vec();
+        Self { hashes, root: self.root }
     }
 }
 
@@ -71,10 +78,10 @@ mod tests {
         let tokens: Vec<u32> = (0..256).collect();
         let mut chain = Chain::default();
         let all = chain.extend(&tokens).to_vec();
-        assert_eq!(chain.first(130).0, all[..2]);
-        assert_eq!(chain.first(1000).0, all);
+        assert_eq!(chain.first(130).hashes, all[..2]);
+        assert_eq!(chain.first(1000).hashes, all);
         chain.truncate(127);
-        assert_eq!(chain.0, all[..1]);
+        assert_eq!(chain.hashes, all[..1]);
         let other: Vec<u32> = (0..256).map(|i| if i < 127 { i } else { 5 }).collect();
         let other = chain.extend(&other).to_vec();
         assert!(other[0] == all[0] && other[1] != all[1]);

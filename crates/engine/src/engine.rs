@@ -11,6 +11,7 @@ use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::profile::Profile;
 
+use crate::adapters::{AdapterPrint, AdapterSource};
 use crate::batch::Part;
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
@@ -75,6 +76,8 @@ pub struct Options {
     pub spec_type: SpecType,
     /// Most tokens drafted at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
     pub draft_max: usize,
+    /// Adapters, whose weights are resident, for sessions that ask for one: [`Engine::session_with`].
+    pub adapters: Vec<AdapterSource>,
 }
 
 impl Default for Options {
@@ -99,6 +102,7 @@ impl Default for Options {
             prefetch: Prefetch::default(),
             spec_type: SpecType::default(),
             draft_max: 4,
+            adapters: vec![],
         }
     }
 }
@@ -159,6 +163,10 @@ pub struct Engine {
     pub(crate) executable: Box<dyn Executable>,
     /// What sessions in files must have been made with.
     pub(crate) fingerprint: Fingerprint,
+    /// What tells the model's adapters from others.
+    pub(crate) adapters: Vec<AdapterPrint>,
+    /// The adapter of new sessions.
+    adapter: Option<u32>,
     pub(crate) experts: ExpertCache,
     reads: Reads,
     budget: Budget,
@@ -198,7 +206,8 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let model = options.spec_type.record(checkpoint, backend, options.context)?;
+        let mut model = options.spec_type.record(checkpoint, backend, options.context)?;
+        model.adapt(&options.adapters)?;
         let kind = options.read_queue.or_else(|| model.experts.best_queue());
         let opened = queue::open(kind, options.read_depth);
         let (kind, queue) = opened.map_err(|source| Error::Io {
@@ -237,7 +246,9 @@ impl Engine {
         let weights = model.load(&mut read)?;
         let draft_weights = model.load_draft(&weights, &mut read)?;
         let (description, precision) = (backend.describe(), (options.activations, kv_type));
-        let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
+        let (own_graph, own_weights) = model.own_graph();
+        let fingerprint = Fingerprint::new(&own_graph, &weights[..own_weights], &description, precision);
+        let adapters = model.adapters.iter().map(|adapter| adapter.fingerprint(&weights)).collect();
         let compiled = backend.compile(&model.graph, weights, compile);
         let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
         let description = match executable.division() {
@@ -277,6 +288,8 @@ impl Engine {
             model,
             executable,
             fingerprint,
+            adapters,
+            adapter: None,
             experts,
             reads,
             budget,
@@ -295,9 +308,48 @@ impl Engine {
         })
     }
 
-    /// An empty sequence.
+    /// An empty sequence, with the adapter that [`Engine::set_adapter`] said.
     pub fn session(&self) -> Session {
-        Session::new(Arc::clone(&self.pool))
+        self.session_of(self.adapter)
+    }
+
+    /// An empty sequence that is evaluated with the adapter of this name, or with none.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the model was opened without such an adapter.
+    pub fn session_with(&self, adapter: Option<&str>) -> Result<Session> {
+        Ok(self.session_of(self.adapter_number(adapter)?))
+    }
+
+    pub(crate) fn session_of(&self, adapter: Option<u32>) -> Session {
+        let known = adapter.map(|number| (number, self.adapters[number as usize].root));
+        Session::with_adapter(Arc::clone(&self.pool), known)
+    }
+
+    /// Says which adapter new sessions have, by its name, or that they have none.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the model was opened without such an adapter.
+    pub fn set_adapter(&mut self, adapter: Option<&str>) -> Result<()> {
+        self.adapter = self.adapter_number(adapter)?;
+        Ok(())
+    }
+
+    /// The number of the adapter that new sessions have.
+    pub(crate) fn default_adapter(&self) -> Option<u32> {
+        self.adapter
+    }
+
+    /// The number of the adapter of this name.
+    pub(crate) fn adapter_number(&self, adapter: Option<&str>) -> Result<Option<u32>> {
+        let Some(name) = adapter else { return Ok(None) };
+        let number = self.model.adapter_names().position(|own| own == name);
+        let number = number.ok_or_else(|| Error::Option {
+            option: "adapter",
+            expected: format!("one of {}", self.model.adapter_names().collect::<Vec<_>>().join(", ")),
+            got: name.to_owned(),
+        });
+        number.map(|number| Some(number as u32))
     }
 
     /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of a token. Without
@@ -460,7 +512,8 @@ impl Engine {
                 Some(Outputs::Last) if last => vec![chunk.len() as u32 - 1],
                 _ => vec![],
             };
-            let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
+            let (pages, adapter) = (session.pages(), session.adapter());
+            let span = Span { rows: 0..chunk.len(), start: position, pages, slots, adapter };
             let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows, rows: &[] };
             run(self, &batch, position + chunk.len() - rows.len())?;
             session.drafts.push(position, chunk, self.executable.every_hidden());

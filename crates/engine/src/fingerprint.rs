@@ -99,12 +99,12 @@ impl Fingerprint {
     }
 }
 
-fn hex(hash: &Xxh3) -> String {
+pub(crate) fn hex(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
 /// Hashes all of a small plane, and pieces of a large one from its beginning to its end.
-fn sample(plane: &[u8], hash: &mut Xxh3) {
+pub(crate) fn sample(plane: &[u8], hash: &mut Xxh3) {
     if plane.len() <= SAMPLE * SAMPLES {
         return hash.update(plane);
     }

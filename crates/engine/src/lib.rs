@@ -20,6 +20,7 @@
 //! [`Engine::eval`] gives logits, [`Engine::eval_with_routing`] the routers' choices too, [`Engine::embed`] an embedding, and the
 //! [`Scheduler`] answers many requests at once. `docs/embedding.md` has an example of each.
 
+pub mod adapters;
 mod batch;
 mod chain;
 pub mod chat_template;
@@ -54,6 +55,7 @@ mod speculation;
 pub mod synth;
 pub mod tokenizer;
 
+pub use adapters::AdapterSource;
 pub use batch::Part;
 pub use conversation::{Answer, AnswerOptions, Answered, Conversation};
 pub use decoding::{Constraint, Decoding, DecodingOptions};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
+use crate::adapters::AdapterSource;
 use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Devices, Hardware};
 use crate::minima::Minima;
@@ -120,6 +121,13 @@ impl OpenOptions {
         self
     }
 
+    /// An adapter that sessions may ask for by `name`: a folder of PEFT. May be called several times; see
+    /// [`Engine::set_adapter`] and [`Engine::session_with`].
+    pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
+        self.options.adapters.push(AdapterSource { name: name.into(), folder: folder.into() });
+        self
+    }
+
     /// Everything else that [`Options`] has. Its `memory` counts only if [`OpenOptions::memory`] was not called; call this
     /// before the other methods, which change single fields.
     pub fn engine_options(mut self, options: Options) -> Self {
@@ -167,7 +175,8 @@ impl OpenOptions {
     pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
         let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
-        let model = self.options.spec_type.record(checkpoint, &*backend, self.options.context)?;
+        let mut model = self.options.spec_type.record(checkpoint, &*backend, self.options.context)?;
+        model.adapt(&self.options.adapters)?;
         Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
     }
 }

@@ -167,14 +167,28 @@ pub struct Session {
     checkpoints: VecDeque<Checkpoint>,
     /// What tokens are drafted from, if they are.
     pub(crate) drafts: DraftRows,
+    /// The adapter that its tokens are evaluated with, if any.
+    adapter: Option<u32>,
     pool: Arc<Pool>,
 }
 
 impl Session {
+    #[cfg(test)]
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
-        let (chain, checkpoints) = (Chain::default(), VecDeque::new());
-        let drafts = DraftRows::default();
-        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, drafts, pool }
+        Self::with_adapter(pool, None)
+    }
+
+    /// A sequence that is evaluated with the adapter of this number, which is known by a hash.
+    pub(crate) fn with_adapter(pool: Arc<Pool>, adapter: Option<(u32, u64)>) -> Self {
+        let chain = Chain::of(adapter.map_or(0, |(_, root)| root));
+        let (drafts, checkpoints) = (DraftRows::default(), VecDeque::new());
+        let adapter = adapter.map(|(number, _)| number);
+        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, drafts, adapter, pool }
+    }
+
+    /// Number of the adapter that its tokens are evaluated with, if any.
+    pub(crate) fn adapter(&self) -> Option<u32> {
+        self.adapter
     }
 
     /// Tokens evaluated so far.
@@ -370,6 +384,7 @@ impl Session {
             state,
             checkpoints: kept.cloned().collect(),
             drafts: self.drafts.clone(),
+            adapter: self.adapter,
             pool: Arc::clone(&self.pool),
         };
         fork.cut_drafts(position);

@@ -101,6 +101,9 @@ impl Engine {
         specs.push(spec("checksum", ElementType::U8, vec![CHECKSUM]));
         let mut metadata = vec![("format", FORMAT), ("note", note)];
         metadata.extend(self.fingerprint.parts(self.experts().store(), self.own_sets())?);
+        if let Some(adapter) = self.adapter_print(session) {
+            metadata.push(("adapter", adapter));
+        }
         if let Some((drafter, ..)) = &drafts {
             metadata.push(("draft", drafter.fingerprint.as_str()));
         }
@@ -148,7 +151,7 @@ impl Engine {
     /// [`Error::SessionFile`] if the file is not a session of this model with this precision of keys and values, or
     /// damaged; [`Error::ContextFull`] or [`Error::StatesFull`] if there is no room.
     pub fn load(&mut self, session: &mut Session, path: &Path) -> Result<String> {
-        let saved = self.read_saved(path)?;
+        let saved = self.read_saved(session, path)?;
         match self.place(session, &saved) {
             Ok(state) => {
                 session.replace(saved.tokens, state);
@@ -203,7 +206,7 @@ impl Engine {
     }
 
     /// Reads and verifies a whole file.
-    fn read_saved(&self, path: &Path) -> Result<Saved> {
+    fn read_saved(&self, session: &Session, path: &Path) -> Result<Saved> {
         let fault = |what, expected: String, got: String| Error::SessionFile {
             path: path.to_owned(),
             what,
@@ -251,6 +254,12 @@ impl Engine {
                 };
                 return Err(fault(part, expected, said(part)));
             }
+        }
+
+        let own = self.adapter_print(session).unwrap_or_default();
+        if said("adapter") != own {
+            let named = |print: &str| if print.is_empty() { "none".into() } else { print.to_owned() };
+            return Err(fault("adapter", named(own), named(&said("adapter"))));
         }
 
         let tokens = part("tokens")?;
@@ -314,6 +323,11 @@ impl Engine {
             rows,
             pages: pages.chunks_exact(each.max(1)).map(<[u8]>::to_vec).collect(),
         })
+    }
+
+    /// What the session's adapter is known by, if it has one.
+    fn adapter_print(&self, session: &Session) -> Option<&str> {
+        session.adapter().map(|number| self.adapters[number as usize].text.as_str())
     }
 
     /// Expert sets of the model, which come before those of the layer that drafts.

@@ -1,11 +1,14 @@
 //! `open`: from a model's name and the options of the command line to a [`Model`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::mpsc;
 
 use moeflux::hub::HubId;
-use moeflux::{Compute, Devices, OpenOptions, Options, Scheduler, SchedulerOptions, TextModel, hardware};
+use moeflux::{
+    AdapterSource, Compute, Devices, OpenOptions, Options, Scheduler, SchedulerOptions, TextModel, hardware,
+};
 use moeflux_compute::backend::ActivationMode;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -30,8 +33,8 @@ enum Loading {
 #[pyo3(signature = (
     model, *, backend="auto", memory=None, devices=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
     threads=None, chunk=None, context=None, sequences=8, kv_tokens=None, activations="int8", kv=None, simd=None,
-    mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, spec_type=None, draft_max=None, queue=1048576,
-    kept_sessions=16, progress=None
+    mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, spec_type=None, draft_max=None, adapters=None,
+    adapter=None, queue=1048576, kept_sessions=16, progress=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn open(
@@ -60,6 +63,8 @@ pub fn open(
     prefetch: Option<&str>,
     spec_type: Option<&str>,
     draft_max: Option<usize>,
+    adapters: Option<BTreeMap<String, PathBuf>>,
+    adapter: Option<String>,
     queue: usize,
     kept_sessions: usize,
     progress: Option<Bound<'_, PyAny>>,
@@ -84,6 +89,11 @@ pub fn open(
             spec_type: parse("spec_type", "off, ngram, mtp or auto", spec_type)?
                 .unwrap_or(defaults.spec_type),
             draft_max: draft_max.unwrap_or(defaults.draft_max),
+            adapters: adapters
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(name, folder)| AdapterSource { name, folder })
+                .collect(),
             ..defaults
         };
         let options = OpenOptions::new().engine_options(engine).compute(compute_of(backend)?);
@@ -106,9 +116,10 @@ pub fn open(
         let told = sender.clone();
         let open = || {
             let path = locate(model, &cache)?;
-            let opened = options.open_with_progress(&path, |loaded, total| {
+            let mut opened = options.open_with_progress(&path, |loaded, total| {
                 let _ = told.send(Loading::Progress(loaded, total));
             })?;
+            opened.engine.set_adapter(adapter.as_deref())?;
             Ok((Box::new(opened), path))
         };
         let _ = sender.send(Loading::Over(open()));

@@ -29,6 +29,8 @@ pub struct GenerateOptions {
     tool_choice: Option<Value>,
     /// Further variables of the chat template.
     pub variables: Map<String, Value>,
+    /// Name of the adapter to answer with.
+    pub adapter: Option<String>,
 }
 
 impl GenerateOptions {
@@ -43,7 +45,8 @@ impl GenerateOptions {
             ..DecodingOptions::default()
         };
         let (form, functions, variables) = (None, None, Map::new());
-        let mut options = Self { decoding, form, functions, tools: None, tool_choice: None, variables };
+        let mut options =
+            Self { decoding, form, functions, tools: None, tool_choice: None, variables, adapter: None };
         let Some(given) = given else { return Ok(options) };
         for (name, value) in given {
             options.set(&name.extract::<String>()?, &value)?;
@@ -70,6 +73,7 @@ impl GenerateOptions {
             "top_k" => sampler.top_k = value.extract()?,
             "penalty_window" => sampler.penalty_window = value.extract()?,
             "logit_bias" => sampler.logit_bias = value.extract::<BTreeMap<u32, f32>>()?,
+            "adapter" => self.adapter = Some(value.extract()?),
             "seed" => sampler.seed = Some(value.extract()?),
             "stop" => *stop = texts(value)?,
             "logprobs" => *logprobs = Some(value.extract()?),
@@ -106,7 +110,8 @@ fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Options that are no numbers of the sampler's.
-const OTHERS: [&str; 14] = [
+const OTHERS: [&str; 15] = [
+    "adapter",
     "max_tokens",
     "top_k",
     "penalty_window",

@@ -80,6 +80,10 @@ impl Embed {
 
     fn prepare(self, app: &App) -> Result<EmbedRequest, ApiError> {
         let Self { param, inputs, pooling, dimensions } = self;
+        if let Some(adapter) = &app.adapter {
+            let message = format!("expected a model, got the adapter {adapter:?}, which has no embeddings");
+            return Err(ApiError::invalid("model", message));
+        }
         let description = app.scheduler.description();
         let width = description.hidden_size;
         if let Some(wanted) = dimensions.filter(|wanted| *wanted != width) {

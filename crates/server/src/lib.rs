@@ -124,15 +124,30 @@ struct Site {
 struct App {
     scheduler: Arc<Scheduler>,
     name: String,
-    grammars: Grammars,
-    markup: Markup,
+    /// The adapter that answers are made with.
+    adapter: Option<String>,
+    grammars: Arc<Grammars>,
+    markup: Arc<Markup>,
     options: Arc<ServerOptions>,
 }
 
 impl App {
     fn new(scheduler: Arc<Scheduler>, name: String, options: Arc<ServerOptions>) -> Self {
-        let (grammars, markup) = (Grammars::new(Arc::clone(&scheduler)), Markup::of(&scheduler));
-        Self { scheduler, name, grammars, markup, options }
+        let grammars = Arc::new(Grammars::new(Arc::clone(&scheduler)));
+        let markup = Arc::new(Markup::of(&scheduler));
+        Self { scheduler, name, adapter: None, grammars, markup, options }
+    }
+
+    /// The same model with one of its adapters.
+    fn with_adapter(&self, adapter: &str) -> Self {
+        Self {
+            scheduler: Arc::clone(&self.scheduler),
+            name: adapter.to_owned(),
+            adapter: Some(adapter.to_owned()),
+            grammars: Arc::clone(&self.grammars),
+            markup: Arc::clone(&self.markup),
+            options: Arc::clone(&self.options),
+        }
     }
 }
 

@@ -71,7 +71,12 @@ fn of(site: &Site) -> Vec<Model> {
         now.iter().for_each(|(figures, _)| done.add_counts(figures));
         Model { name: name.to_owned(), done, now }
     };
-    site.models.names().enumerate().map(model).collect()
+    names(site).map(model).collect()
+}
+
+/// Models by number and name, without adapters, whose requests are those of their model.
+fn names(site: &Site) -> impl Iterator<Item = (usize, &str)> {
+    site.models.names().enumerate().filter(|(index, _)| !site.models.is_adapter(*index))
 }
 
 /// Which models are loaded, and what loading took.
@@ -81,7 +86,7 @@ fn loads(text: &mut String, site: &Site) {
             let value = site.models.look(index, |place, loads, time| value(place, loads, time.as_secs_f64()));
             (label("model", name), value)
         };
-        site.models.names().enumerate().map(of).collect()
+        names(site).map(of).collect()
     };
     let loaded = look(&|place, _, _| f64::from(matches!(place, Place::Ready(_))));
     write(text, "gauge", "moeflux_model_loaded", "Whether the model is loaded.", &loaded);

@@ -86,6 +86,8 @@ struct Entry {
     name: String,
     aliases: Vec<String>,
     pinned: bool,
+    /// Whether it is an adapter of another model, whose scheduler it has.
+    is_adapter: bool,
     /// None for a model that was there from the start, and stays.
     source: Option<Arc<dyn ModelSource>>,
 }
@@ -145,12 +147,22 @@ impl Drop for Waiting<'_> {
 }
 
 impl Models {
-    /// A model that is there and stays.
+    /// A model that is there and stays; its adapters are known by their names beside it.
     pub(crate) fn one(scheduler: Arc<Scheduler>, options: Arc<ServerOptions>) -> Self {
         let (name, aliases) = (options.model.clone(), options.aliases.clone());
         let app = Arc::new(App::new(scheduler, name.clone(), Arc::clone(&options)));
-        let models = Self::new(vec![Entry { name, aliases, pinned: true, source: None }], 0, options);
-        models.lock()[0].place = Place::Ready(app);
+        let adapters = app.scheduler.description().adapters.clone();
+        let entry =
+            |name, aliases, is_adapter| Entry { name, aliases, pinned: true, is_adapter, source: None };
+        let mut entries = vec![entry(name, aliases, false)];
+        entries.extend(adapters.iter().map(|adapter| entry(adapter.clone(), vec![], true)));
+        let models = Self::new(entries, 0, options);
+        let mut states = models.lock();
+        for (adapter, state) in adapters.iter().zip(&mut states[1..]) {
+            state.place = Place::Ready(Arc::new(app.with_adapter(adapter)));
+        }
+        states[0].place = Place::Ready(app);
+        drop(states);
         models
     }
 
@@ -160,6 +172,7 @@ impl Models {
             name,
             aliases,
             pinned,
+            is_adapter: false,
             source: Some(Arc::from(source)),
         };
         Self::new(models.into_iter().map(entry).collect(), memory, options)
@@ -234,9 +247,15 @@ impl Models {
         }
     }
 
+    /// Whether it is an adapter of another model.
+    pub(crate) fn is_adapter(&self, index: usize) -> bool {
+        self.entries[index].is_adapter
+    }
+
     /// Every loaded model.
     pub(crate) fn all_loaded(&self) -> Vec<Arc<App>> {
-        (0..self.entries.len()).filter_map(|index| self.loaded(index)).collect()
+        let own = (0..self.entries.len()).filter(|index| !self.is_adapter(*index));
+        own.filter_map(|index| self.loaded(index)).collect()
     }
 
     /// The loaded model that was asked for last.

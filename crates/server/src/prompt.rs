@@ -278,6 +278,7 @@ impl Ask {
             options,
             constraint,
             conversation: self.conversation,
+            adapter: app.adapter.clone(),
         };
         Ok((request, parts))
     }

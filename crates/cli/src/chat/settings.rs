@@ -1,8 +1,9 @@
 //! How answers are made: the options of `run` and `chat`, and what `/set` changes.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use clap::Args;
 use moeflux::sampler::{Sampler, SamplerOptions};
 use moeflux::{AnswerOptions, DecodingOptions, TextModel};
@@ -20,6 +21,9 @@ pub struct ConversationArgs {
     /// Resume the conversation in this file, and save it there after every answer
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
+    /// Folder of a LoRA adapter, as PEFT saves it, to answer with
+    #[arg(long, value_name = "FOLDER")]
+    pub lora: Option<PathBuf>,
     /// Maximum tokens in an answer
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_tokens: usize,
@@ -30,6 +34,13 @@ pub struct ConversationArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+impl ConversationArgs {
+    /// Opens the model, with the adapter if there is one.
+    pub fn open_text(&self, model: &Path) -> Result<TextModel> {
+        self.engine.open_adapted(model, self.lora.as_deref())
+    }
 }
 
 /// How tokens are chosen.

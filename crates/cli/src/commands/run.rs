@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         bail!("the prompt is empty");
     }
     let screen = Screen::new();
-    let mut model = args.conversation.engine.open_text(&args.model.path()?)?;
+    let mut model = args.conversation.open_text(&args.model.path()?)?;
     describe(&model, &screen);
     // Checked before the first question rather than after it.
     let settings = Settings::new(&args.conversation, &model)?;

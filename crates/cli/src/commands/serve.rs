@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use moeflux::SchedulerOptions;
 use moeflux::error::size;
 use moeflux::memory::parse_size;
 use moeflux::scheduler::{BlockObserver, SessionLimits};
+use moeflux::{AdapterSource, SchedulerOptions};
 use moeflux_server::{KvEvents, Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -67,6 +67,9 @@ pub struct ServeArgs {
     /// Of several models one that is loaded at once and stays; may be repeated
     #[arg(long, value_name = "MODEL")]
     pin: Vec<String>,
+    /// A LoRA adapter, as PEFT saves it, that requests get by this model name; may be repeated
+    #[arg(long, value_name = "NAME=FOLDER", value_parser = parse_lora)]
+    lora: Vec<AdapterSource>,
     /// Maximum requests answered at once
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
     sequences: usize,
@@ -169,12 +172,27 @@ enum End {
     Aborted,
 }
 
+/// `NAME=FOLDER`.
+fn parse_lora(text: &str) -> Result<AdapterSource, String> {
+    match text.split_once('=') {
+        Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
+            Ok(AdapterSource { name: name.to_owned(), folder: folder.into() })
+        }
+        _ => Err("expected NAME=FOLDER".into()),
+    }
+}
+
 impl ServeArgs {
     /// A model that is loaded before the server listens.
     fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Serving> {
         let events = if self.kv_events.options().is_some() { EVENTS_MEMORY } else { 0 };
         let sharing = self.sharing(REQUEST_MEMORY as u64 + events);
-        let model = self.engine.open_text_shared(&found.path, sharing)?;
+        let name = self.name.clone().unwrap_or(found.name);
+        if let Some(lora) = self.lora.iter().find(|lora| lora.name == name || self.alias.contains(&lora.name))
+        {
+            bail!("--lora {}: the model itself has this name", lora.name);
+        }
+        let model = self.engine.open_text_shared(&found.path, sharing, &self.lora)?;
         let (events, observer) = match self.kv_events.options() {
             Some(_) => {
                 let (events, observer) = KvEvents::observed();
@@ -182,7 +200,6 @@ impl ServeArgs {
             }
             None => (None, None),
         };
-        let name = self.name.clone().unwrap_or(found.name);
         let scheduler = Arc::new(served::start(model, &name, self.scheduling(), observer, log)?);
         let aliases = [&[found.argument], &self.alias[..]].concat();
         let server = Server::new(scheduler, ServerOptions { model: name, aliases, ..options });
@@ -194,6 +211,7 @@ impl ServeArgs {
         for (option, is_given) in [
             ("--name", self.name.is_some()),
             ("--mirror", !self.engine.mirror.is_empty()),
+            ("--lora", !self.lora.is_empty()),
             ("--kv-events", self.kv_events.options().is_some()),
         ] {
             if is_given {

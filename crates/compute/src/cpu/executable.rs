@@ -11,6 +11,7 @@ use super::compressed_attention::CompressedCache;
 use super::forecast::{Forecast, Router, routers, sets};
 use super::latent_attention::{LatentCache, LatentScratch};
 use super::linear::CpuContext;
+use super::low_rank::RowAdapters;
 use super::moe_experts::MoeScratch;
 use super::pages::Pages;
 use super::rope::Angles;
@@ -94,6 +95,8 @@ pub(crate) struct CpuExecutable {
     pub(super) q8: Q8Rows,
     pub(super) q8_of: Option<Value>,
     pub(super) moe: MoeScratch,
+    /// Of the batch's rows.
+    pub(super) adapters: RowAdapters,
     /// Filled if there is one.
     profile: Option<Profile>,
 }
@@ -151,6 +154,7 @@ impl CpuExecutable {
             q8: Q8Rows::with_second_term(context.second_term),
             q8_of: None,
             moe: MoeScratch::new(context.second_term),
+            adapters: RowAdapters::default(),
             profile: None,
             context,
         })
@@ -226,6 +230,7 @@ impl CpuExecutable {
         logits: &mut Vec<f32>,
     ) -> Result<()> {
         self.q8_of = None;
+        self.adapters.set(batch);
         self.positions.clear();
         self.positions.extend(batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()));
         for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {

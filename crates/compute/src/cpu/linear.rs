@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::activate::soft_cap;
 use super::activations::{Activations, Q8Rows};
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
+use super::low_rank;
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows, matmul_rows_before};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
@@ -33,11 +34,12 @@ impl CpuOp for GroupedLinearOp {
 impl CpuExecutable {
     /// Runs linear layers `nodes` on their common input; the logits' go to `logits`.
     pub(super) fn linears(&mut self, nodes: Range<usize>, logits: &mut Vec<f32>) {
+        let graph = Arc::clone(&self.graph);
         let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
-        let mut caps = vec![];
+        let (mut caps, mut low_ranks) = (vec![], vec![]);
         let mut input = None;
-        for node in &self.graph.nodes[nodes] {
-            let (Op::Linear(LinearOp { x, weight, bias, precision, cap }), Output::Value(out)) =
+        for node in &graph.nodes[nodes] {
+            let (Op::Linear(LinearOp { x, weight, bias, precision, cap, low_rank }), Output::Value(out)) =
                 (&node.op, node.out)
             else {
                 unreachable!("a step of linear layers")
@@ -45,6 +47,7 @@ impl CpuExecutable {
             let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
             layers.push((out, *weight, *bias, q8));
             caps.push(*cap);
+            low_ranks.push(&low_rank[..]);
             input = Some(*x);
         }
         let x = input.expect("a step is not empty");
@@ -74,6 +77,12 @@ impl CpuExecutable {
             .collect();
         linear(&self.context, &jobs, self.values.of(x), &self.q8, rows);
         drop(jobs);
+        if !self.adapters.is_empty() {
+            for (low_rank, out) in low_ranks.into_iter().zip(&mut outs) {
+                let of_rows = self.adapters.of_rows(rows);
+                low_rank::add(&self.context, (low_rank, &self.weights), of_rows, self.values.of(x), out);
+            }
+        }
         for ((out, ..), (buffer, cap)) in layers.iter().zip(outs.iter_mut().zip(caps)) {
             let Some(cap) = cap else { continue };
             let (width, shared) = (out.width(), SharedMut::new(buffer));

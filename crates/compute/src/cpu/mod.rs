@@ -15,6 +15,7 @@ mod head_group;
 mod hyper;
 mod latent_attention;
 mod linear;
+mod low_rank;
 pub mod matmul;
 mod moe_experts;
 mod ngrams;
@@ -105,8 +106,9 @@ impl Backend for CpuBackend {
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
         let products =
             self.pool.threads() * matmul::scratch_bytes(options.max_rows.saturating_mul(terms), cols);
+        let adapters = low_rank::scratch_bytes(graph, top_k, options.max_rows);
         let shared = moe.max().unwrap_or(0).saturating_add(latent.chain(compressed).max().unwrap_or(0));
-        rows.saturating_add(shared).saturating_add(products).saturating_add(logits)
+        rows.saturating_add(shared).saturating_add(products).saturating_add(logits).saturating_add(adapters)
     }
 
     fn compile(

@@ -12,6 +12,7 @@ use super::activate::activate;
 use super::activations::{Activations, BLOCK, Q8Rows, Q8Writer};
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::{CpuContext, TASKS, row_tasks};
+use super::low_rank::{ExpertAdapters, ExpertDelta};
 use super::matmul::{NextJob, OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows_before};
 use super::route::Choice;
 use super::shared::SharedMut;
@@ -22,17 +23,22 @@ use crate::{Result, TensorView};
 
 impl CpuOp for MoeExpertsOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
-        let Self { x, routing, experts: set, mlp } = *self;
+        let Self { x, routing, experts: set, mlp, ref low_rank } = *self;
         if cpu.context.activations == ActivationMode::Int8 {
             cpu.quantize(x);
         }
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &cpu.vectors[id.0][..]));
             let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
+            let adapters = (!cpu.adapters.is_empty() && !low_rank.is_empty()).then(|| ExpertAdapters {
+                of_rows: cpu.adapters.of_rows(cpu.values.rows(x)),
+                low_rank,
+                weights: &cpu.weights,
+            });
             moe_experts(
                 &cpu.context,
                 &mut cpu.moe,
-                (set, &cpu.graph.expert_sets[set.0], body),
+                (set, &cpu.graph.expert_sets[set.0], body, adapters.as_ref()),
                 (cpu.values.of(x), &cpu.q8),
                 &cpu.choices[routing.index],
                 call.experts,
@@ -61,6 +67,8 @@ pub(crate) struct MoeScratch {
     product: Q8Rows,
     /// (pairs, hidden_size).
     down: Vec<f32>,
+    /// What adapters' A make of the inputs of gate, up and down: (pairs, largest rank).
+    inner: [Vec<f32>; 3],
     /// Time spent on gate and up projections, and on down projections.
     spent: [Duration; 2],
 }
@@ -153,7 +161,7 @@ impl MoeScratch {
 pub(crate) fn moe_experts(
     context: &CpuContext,
     scratch: &mut MoeScratch,
-    (set_id, set, body): (ExpertSetId, &ExpertSet, ExpertBody<'_>),
+    (set_id, set, body, adapters): (ExpertSetId, &ExpertSet, ExpertBody<'_>, Option<&ExpertAdapters<'_>>),
     (x, x_q8): (&[f32], &Q8Rows),
     choice: &Choice,
     source: &mut dyn ExpertSource,
@@ -170,8 +178,20 @@ pub(crate) fn moe_experts(
     if int8_down {
         scratch.product.resize(pairs, inner);
     }
-    let MoeScratch { rows: pair_rows, pair_of, pairs_of, input_weights, gate, up, product, down, spent } =
-        scratch;
+    let MoeScratch {
+        rows: pair_rows,
+        pair_of,
+        pairs_of,
+        input_weights,
+        gate,
+        up,
+        product,
+        down,
+        inner: reduced,
+        spent,
+    } = scratch;
+    let rank = adapters.map_or(0, ExpertAdapters::rank);
+    let [gate_reduced, up_reduced, down_reduced] = reduced.each_mut().map(|own| grow(own, pairs * rank));
     let batch = ExpertBatch {
         context,
         body,
@@ -184,15 +204,25 @@ pub(crate) fn moe_experts(
         pairs_of,
         pair_rows,
         input_weights,
+        adapters,
+        rank,
     };
     let (gate, up) = (grow(gate, pairs * inner), grow(up, pairs * inner));
     let down = grow(down, pairs * hidden);
+    if adapters.is_some() {
+        batch.reduce(0, &ids, x, gate_reduced);
+        batch.reduce(1, &ids, x, up_reduced);
+    }
     source.visit(set_id, &ids, &mut |group: &[ExpertView<'_>]| {
         let start = Instant::now();
-        batch.gate_and_up(group, &product.writer(), [&mut *gate, &mut *up]);
+        batch.gate_and_up(group, &product.writer(), [&mut *gate, &mut *up], [gate_reduced, up_reduced]);
         spent[0] += start.elapsed();
         let start = Instant::now();
-        batch.down(group, product, gate, down);
+        if adapters.is_some() {
+            let ids: Vec<u32> = group.iter().map(|view| view.id).collect();
+            batch.reduce(2, &ids, gate, down_reduced);
+        }
+        batch.down(group, product, (gate, down_reduced), down);
         spent[1] += start.elapsed();
     })?;
     batch.sum(pair_of, choice, down, out);
@@ -219,9 +249,47 @@ struct ExpertBatch<'a> {
     pair_rows: &'a [u32],
     /// Factors on what experts take, of each pair; empty without.
     input_weights: &'a [f32],
+    /// What is added to projections.
+    adapters: Option<&'a ExpertAdapters<'a>>,
+    /// Largest rank of the adapters.
+    rank: usize,
 }
 
 impl ExpertBatch<'_> {
+    /// What the adapter of a pair's row adds to projection `which`.
+    fn delta(&self, which: usize, expert: u32, pair: usize) -> Option<ExpertDelta<'_>> {
+        self.adapters?.delta(which, expert, self.pair_rows[pair])
+    }
+
+    /// What adapters' A make of the inputs of projection `which` of `experts`, (pairs, rank): rows of x, or for down of pairs.
+    fn reduce(&self, which: usize, experts: &[u32], input: &[f32], out: &mut [f32]) {
+        let index = |id: &u32| self.ids.binary_search(id).expect("only experts asked for are handed over");
+        let pairs = experts.iter().flat_map(|id| self.pairs_of[index(id)].clone().map(|pair| (*id, pair)));
+        let pairs: Vec<(u32, usize)> = pairs.collect();
+        let (shared, cols) = (SharedMut::new(out), if which == 2 { self.inner } else { self.hidden });
+        self.context.for_rows(pairs.len(), cols * self.rank, &|index| {
+            let (expert, pair) = pairs[index];
+            let Some(delta) = self.delta(which, expert, pair) else { return };
+            let row = if which == 2 { pair } else { self.pair_rows[pair] as usize };
+            // SAFETY: each pair is one task's.
+            let out = unsafe { shared.part(pair * self.rank..(pair + 1) * self.rank) };
+            delta.reduce(self.context, &input[row * cols..(row + 1) * cols], out);
+        });
+    }
+
+    /// Adds to rows of projection `which` of a pair, from `start` on, what its adapter says; `reduced` is (pairs, rank).
+    fn adapt(
+        &self,
+        which: usize,
+        (expert, pair, start): (u32, usize, usize),
+        reduced: &[f32],
+        out: &mut [f32],
+    ) {
+        if let Some(delta) = self.delta(which, expert, pair) {
+            delta.add(self.context, &reduced[pair * self.rank..(pair + 1) * self.rank], start, out);
+        }
+    }
+
     fn pairs(&self, view: &ExpertView<'_>) -> Range<usize> {
         self.pairs_of[self.ids.binary_search(&view.id).expect("only experts asked for are handed over")]
             .clone()
@@ -254,7 +322,14 @@ impl ExpertBatch<'_> {
 
     /// What a group's experts make of x: gate and up projections, (pairs, moe_intermediate_size) each, and into gate their
     /// activations, in int8 too if down takes that.
-    fn gate_and_up(&self, group: &[ExpertView<'_>], quantized: &Q8Writer<'_>, [gate, up]: [&mut [f32]; 2]) {
+    /// `reduced` is what adapters' A make of x.
+    fn gate_and_up(
+        &self,
+        group: &[ExpertView<'_>],
+        quantized: &Q8Writer<'_>,
+        [gate, up]: [&mut [f32]; 2],
+        reduced: [&[f32]; 2],
+    ) {
         // Borrowed for one region: what it has written the next reads without aliasing.
         let (shared_gate, shared_up) = (SharedMut::new(gate), SharedMut::new(up));
         let (context, inner) = (self.context, self.inner);
@@ -275,6 +350,10 @@ impl ExpertBatch<'_> {
                 let at = pair * inner + rows.start..pair * inner + rows.end;
                 // SAFETY: a task writes only its rows of its expert's pairs.
                 let (gate, up) = unsafe { (shared_gate.part(at.clone()), shared_up.part(at)) };
+                if view.gate.is_some() {
+                    self.adapt(0, (view.id, pair, rows.start), reduced[0], gate);
+                }
+                self.adapt(1, (view.id, pair, rows.start), reduced[1], up);
                 // Products are linear, so their input's factor may follow them.
                 if let Some(weight) = self.input_weights.get(pair) {
                     vector::scale(context.simd, *weight, gate);
@@ -292,7 +371,14 @@ impl ExpertBatch<'_> {
     }
 
     /// The down projections of a group's experts into `down`, (pairs, hidden_size); of `gate` unless they take int8.
-    fn down(&self, group: &[ExpertView<'_>], product: &Q8Rows, gate: &[f32], down: &mut [f32]) {
+    /// `reduced` is what adapters' A make of `gate`.
+    fn down(
+        &self,
+        group: &[ExpertView<'_>],
+        product: &Q8Rows,
+        (gate, reduced): (&[f32], &[f32]),
+        down: &mut [f32],
+    ) {
         let shared_down = SharedMut::new(down);
         let (context, hidden, inner) = (self.context, self.hidden, self.inner);
         let tasks = row_tasks(group.iter().map(|_| hidden), TASKS * context.threads(), ROW_TILE);
@@ -315,7 +401,9 @@ impl ExpertBatch<'_> {
             for pair in pairs {
                 let at = pair * hidden + rows.start..pair * hidden + rows.end;
                 // SAFETY: as above.
-                self.body.add_bias(2, (view.id, hidden, rows.start), unsafe { shared_down.part(at) });
+                let down = unsafe { shared_down.part(at) };
+                self.adapt(2, (view.id, pair, rows.start), reduced, down);
+                self.body.add_bias(2, (view.id, hidden, rows.start), down);
             }
         });
     }
@@ -407,7 +495,7 @@ mod tests {
                 ExpertBody { activation: Activation::SwiGlu, biases: None, weighted: Weighted::Output };
             let mut out = vec![0.0; rows * hidden];
             let input = (&x[..], &Q8Rows::new());
-            let set = (ExpertSetId(0), &set, body);
+            let set = (ExpertSetId(0), &set, body, None);
             moe_experts(&context, &mut MoeScratch::new(false), set, input, &choice, &mut source, &mut out)
                 .unwrap();
             out

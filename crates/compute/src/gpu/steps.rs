@@ -283,7 +283,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
     };
     match *op {
         Op::Embed(EmbedOp { table }) => Step::Embed { table, out },
-        Op::Linear(LinearOp { x, weight, bias, precision, cap }) => {
+        Op::Linear(LinearOp { x, weight, bias, precision, cap, .. }) => {
             Step::Linear { x, weight, bias, precision, cap, residual: None, out }
         }
         Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps })
@@ -305,7 +305,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         }
         Op::Add(AddOp { a, b }) => Step::Add { a, b, out },
         Op::Clamp(ClampOp { x, limit }) => Step::Clamp { x, limit, out },
-        Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {
+        Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp, .. }) => {
             Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
         }
         Op::SigmoidGate(SigmoidGateOp { x, gate }) => Step::SigmoidGate { x, gate, out },

@@ -42,6 +42,8 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
             (op.shape.state_size > 256).then_some("state space models of more than 256 numbers a channel")
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
+        Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
+        Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
         Op::InputRows(_) | Op::Join(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
@@ -51,7 +53,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::Slice(_)
         | Op::Repeat(_)
         | Op::GatherRows(_)
-        | Op::Linear(_)
         | Op::GroupedLinear(_)
         | Op::RmsNorm(_)
         | Op::LayerNorm(_)
@@ -63,7 +64,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::WindowPool(_)
         | Op::WindowMean(_)
         | Op::ChooseBlocks(_)
-        | Op::MoeExperts(_)
         | Op::CausalConv1d(_)
         | Op::NGramEmbed(_)
         | Op::HyperCollapse(_)

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use super::operation::Visitor;
 use super::part::layer;
 use super::{
-    Attention, CacheId, Chosen, CompressedAttention, CompressedCacheId, ExpertSet, ExpertSetId, Graph,
-    LatentAttention, LatentCacheId, MatrixSpec, NGrams, Node, Op, Output, Routing, StateId, Value, WeightId,
-    WeightSpec,
+    Attention, CacheId, Chosen, CompressedAttention, CompressedCacheId, ExpertLowRank, ExpertSet,
+    ExpertSetId, Graph, LatentAttention, LatentCacheId, LowRank, MatrixSpec, NGrams, Node, Op, Output,
+    Routing, StateId, Value, WeightId, WeightSpec,
 };
 use crate::{DType, Error, Result};
 
@@ -258,6 +258,15 @@ impl Visitor for Excerpt<'_> {
         let matrix = &mut self.graph.weights[table.0].matrix;
         (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, DType::F32);
         *tables = vec![table];
+    }
+
+    /// Adapters are left out: what they add takes little beside the products.
+    fn low_rank(&mut self, all: &mut Vec<LowRank>) {
+        all.clear();
+    }
+
+    fn expert_low_rank(&mut self, all: &mut Vec<ExpertLowRank>) {
+        all.clear();
     }
 
     fn state(&mut self, id: &mut StateId) {

@@ -2,7 +2,9 @@
 
 use super::builder::check;
 use super::operation::{Operation, Refers, Visitor, refers};
-use super::{Activation, ExpertSetId, GraphBuilder, MatrixSpec, Node, Output, Routing, Value, WeightId};
+use super::{
+    Activation, ExpertLowRank, ExpertSetId, GraphBuilder, MatrixSpec, Node, Output, Routing, Value, WeightId,
+};
 use crate::{Error, Result};
 
 /// What a router's logits are turned into before experts are chosen.
@@ -185,7 +187,7 @@ impl Operation for RouteOp {
 }
 
 /// Σ over the chosen experts, in the router's order, of weight · expert(x).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MoeExpertsOp {
     /// (tokens, hidden_size).
     pub x: Value,
@@ -195,9 +197,11 @@ pub struct MoeExpertsOp {
     pub experts: ExpertSetId,
     /// What they compute.
     pub mlp: ExpertMlp,
+    /// What adapters add, at most one entry each.
+    pub low_rank: Vec<ExpertLowRank>,
 }
 
-refers!(MoeExpertsOp { x, routing, experts, mlp });
+refers!(MoeExpertsOp { x, routing, experts, mlp, low_rank });
 
 impl Operation for MoeExpertsOp {
     const NAME: &'static str = "moe_experts";
@@ -315,6 +319,6 @@ impl GraphBuilder {
         experts: ExpertSetId,
         mlp: ExpertMlp,
     ) -> Result<Value> {
-        self.record(MoeExpertsOp { x, routing, experts, mlp })
+        self.record(MoeExpertsOp { x, routing, experts, mlp, low_rank: vec![] })
     }
 }

@@ -2,11 +2,11 @@
 
 use super::builder::check;
 use super::operation::{Operation, refers};
-use super::{GraphBuilder, MatrixSpec, Precision, Value, WeightId};
+use super::{GraphBuilder, LowRank, MatrixSpec, Precision, Value, WeightId};
 use crate::{Error, Result};
 
-/// x · weightᵀ + bias, softly capped if it says so.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// x · weightᵀ + bias, with what the row's adapter adds, softly capped if it says so.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LinearOp {
     /// (rows, in).
     pub x: Value,
@@ -18,9 +18,11 @@ pub struct LinearOp {
     pub precision: Precision,
     /// Outputs y become cap · tanh(y / cap); positive.
     pub cap: Option<f32>,
+    /// What adapters add, at most one entry each.
+    pub low_rank: Vec<LowRank>,
 }
 
-refers!(LinearOp { x, weight, bias, precision, cap });
+refers!(LinearOp { x, weight, bias, precision, cap, low_rank });
 
 impl Operation for LinearOp {
     const NAME: &'static str = "linear";
@@ -76,7 +78,7 @@ impl GraphBuilder {
         bias: Option<WeightId>,
         precision: Precision,
     ) -> Result<Value> {
-        self.record(LinearOp { x, weight, bias, precision, cap: None })
+        self.record(LinearOp { x, weight, bias, precision, cap: None, low_rank: vec![] })
     }
 
     /// As [`GraphBuilder::linear`], whose outputs y become cap · tanh(y / cap) (Gemma).
@@ -91,7 +93,7 @@ impl GraphBuilder {
         precision: Precision,
         cap: f32,
     ) -> Result<Value> {
-        self.record(LinearOp { x, weight, bias, precision, cap: Some(cap) })
+        self.record(LinearOp { x, weight, bias, precision, cap: Some(cap), low_rank: vec![] })
     }
 
     /// Each of `groups` equal parts of a row through a linear layer of its own, which are the equal parts of the weight's

@@ -4,9 +4,9 @@
 //! called follow from that, so that nothing else has to know every operation.
 
 use super::{
-    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertSetId, GraphBuilder,
-    HyperConnection, LatentCacheId, NGrams, Placement, PositionScale, Precision, Route, Routing, SsmScan,
-    StateId, Value, WeightId, Weighted, WindowPool,
+    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertLowRank, ExpertSetId,
+    GraphBuilder, HyperConnection, LatentCacheId, LowRank, NGrams, Placement, PositionScale, Precision,
+    Route, Routing, SsmScan, StateId, Value, WeightId, Weighted, WindowPool,
 };
 use crate::Result;
 
@@ -60,6 +60,22 @@ pub(crate) trait Visitor {
         tables.iter_mut().for_each(|table| self.weight(table));
     }
 
+    /// What adapters add to a linear layer.
+    fn low_rank(&mut self, all: &mut Vec<LowRank>) {
+        for own in all {
+            self.weight(&mut own.a);
+            self.weight(&mut own.b);
+        }
+    }
+
+    /// What adapters add to experts.
+    fn expert_low_rank(&mut self, all: &mut Vec<ExpertLowRank>) {
+        for own in all.iter_mut().flat_map(|own| own.projections.iter_mut().flatten()) {
+            self.weight(&mut own.a);
+            self.weight(&mut own.b);
+        }
+    }
+
     /// A recurrent state.
     fn state(&mut self, _: &mut StateId) {}
 
@@ -84,6 +100,18 @@ pub(crate) trait Refers {
 impl<T: Refers> Refers for Option<T> {
     fn visit(&mut self, visitor: &mut dyn Visitor) {
         self.iter_mut().for_each(|own| own.visit(visitor));
+    }
+}
+
+impl Refers for Vec<LowRank> {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        visitor.low_rank(self);
+    }
+}
+
+impl Refers for Vec<ExpertLowRank> {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        visitor.expert_low_rank(self);
     }
 }
 

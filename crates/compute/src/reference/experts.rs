@@ -5,11 +5,9 @@ use std::collections::HashMap;
 use super::attention::softmax;
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, activate, linear, sigmoid, softplus};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::graph::{
-    Activation, ExpertMlp, ExpertSetId, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, Weighted,
-};
+use crate::graph::{Activation, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, Weighted};
 use crate::quant::dequantize_row;
-use crate::{Result, TensorView};
+use crate::{Result, Tensor, TensorView};
 
 /// What logits are turned into.
 fn scores(logits: &[f32], score: Score) -> Vec<f64> {
@@ -125,18 +123,21 @@ impl ReferenceOp for RouteOp {
 impl ReferenceOp for MoeExpertsOp {
     fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let chosen = &call.routings[self.routing.index];
-        own.moe((self.experts, self.mlp), call.of(self.x), chosen, call.experts).map(Outcome::Rows)
+        let adapters = call.batch.adapters(call.of(self.x).len());
+        own.moe(self, adapters.as_deref(), call.of(self.x), chosen, call.experts).map(Outcome::Rows)
     }
 }
 
 impl Interpreter {
     fn moe(
         &self,
-        (set, mlp): (ExpertSetId, ExpertMlp),
+        op: &MoeExpertsOp,
+        adapters: Option<&[Option<u32>]>,
         x: &Matrix,
         chosen: &[Vec<(u32, f32)>],
         source: &mut dyn ExpertSource,
     ) -> Result<Matrix> {
+        let (set, mlp) = (op.experts, op.mlp);
         let biases = match mlp.biases {
             Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
             None => None,
@@ -163,7 +164,25 @@ impl Interpreter {
                     if mlp.weighted == Weighted::Input {
                         x.iter_mut().for_each(|v| *v *= weight);
                     }
-                    if let Err(error) = expert(weights, mlp.activation, own, &x, &mut out) {
+                    let adapter = adapters.and_then(|of_rows| of_rows[row]);
+                    let mut run = || {
+                        let adapted = |which: usize, weight: Option<TensorView<'_>>| match weight {
+                            Some(weight) => {
+                                self.adapted_expert((weight, which, weights.id), &op.low_rank, adapter)
+                            }
+                            None => Ok(None),
+                        };
+                        let gate = adapted(0, weights.gate)?;
+                        let (up, down) = (adapted(1, Some(weights.up))?, adapted(2, Some(weights.down))?);
+                        let weights = ExpertView {
+                            id: weights.id,
+                            gate: gate.as_ref().map(Tensor::view).or(weights.gate),
+                            up: up.as_ref().map_or(weights.up, Tensor::view),
+                            down: down.as_ref().map_or(weights.down, Tensor::view),
+                        };
+                        expert(&weights, mlp.activation, own, &x, &mut out)
+                    };
+                    if let Err(error) = run() {
                         failed = Err(error);
                     }
                     parts.insert((row, weights.id), out);

@@ -3,7 +3,7 @@
 use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
 use crate::graph::{GroupedLinearOp, LinearOp};
 use crate::quant::dequantize_row;
-use crate::{Result, TensorView};
+use crate::{Result, Tensor, TensorView};
 
 /// out = Σ a·b.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -27,7 +27,11 @@ impl ReferenceOp for LinearOp {
     fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let weight = own.weights[self.weight.0].view();
         let bias = self.bias.map(|b| own.vector(b)).transpose()?;
-        let row = |x: &Vec<f32>| {
+        let adapters = call.batch.adapters(call.of(self.x).len());
+        let row = |(row, x): (usize, &Vec<f32>)| {
+            let adapter = adapters.as_ref().and_then(|of_rows| of_rows[row]);
+            let adapted = own.adapted(weight, &self.low_rank, adapter)?;
+            let weight = adapted.as_ref().map_or(weight, Tensor::view);
             let mut out = vec![0.0; weight.rows()];
             linear(weight, x, &mut out)?;
             out.iter_mut().zip(bias.iter().flatten()).for_each(|(o, b)| *o += b);
@@ -36,7 +40,7 @@ impl ReferenceOp for LinearOp {
             }
             Ok(out)
         };
-        call.of(self.x).iter().map(row).collect::<Result<_>>().map(Outcome::Rows)
+        call.of(self.x).iter().enumerate().map(row).collect::<Result<_>>().map(Outcome::Rows)
     }
 }
 

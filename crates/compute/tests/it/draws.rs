@@ -32,7 +32,7 @@ fn compile(table: &[Vec<f32>], device: &moeflux_compute::gpu::GpuBackend) -> Box
 fn run(executable: &mut dyn Executable, draws: &[Option<Draw>], vocab_size: usize) -> Vec<Option<u32>> {
     let tokens: Vec<u32> = (0..draws.len() as u32).collect();
     executable.reserve_pages(1).unwrap();
-    let spans = [Span { rows: 0..draws.len(), start: 0, pages: &[0], slots: Default::default() }];
+    let spans = [Span { rows: 0..draws.len(), start: 0, pages: &[0], ..Span::default() }];
     let batch = Batch { tokens: &tokens, spans: &spans, outputs: &tokens, ..Batch::default() };
     let experts = vec![];
     executable.run_and_draw(&batch, &mut Source { experts: &experts, order: 0 }, draws, vocab_size).unwrap()

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType,
-    PAGE_TOKENS, Span, StateSlots, page_bytes, slot_bytes,
+    PAGE_TOKENS, Span, page_bytes, slot_bytes,
 };
 use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, MatrixSpec, Op, RouteOp};
 use moeflux_compute::{Error as ComputeError, Tensor};
@@ -400,7 +400,7 @@ impl Running<'_> {
         let token = |_| (self.random.next_unit() * self.tokens as f64) as u32;
         let tokens: Vec<u32> = (0..rows).map(token).collect();
         let pages = &self.pages[..(start + rows).div_ceil(PAGE_TOKENS)];
-        let span = Span { rows: 0..rows, start, pages, slots: StateSlots::default() };
+        let span = Span { rows: 0..rows, start, pages, ..Span::default() };
         let batch = Batch { tokens: &tokens, spans: &[span], outputs: &[rows as u32 - 1], rows: &[] };
         let begin = Instant::now();
         self.executable.run(&batch, &mut self.source, &mut self.logits)?;

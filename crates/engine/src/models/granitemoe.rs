@@ -11,7 +11,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Score, Value};
 use super::blocks::attention::Heads;
 use super::blocks::{self, Moe, SharedExpert, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::{NameMap, Names, PAIRED};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU, rope};
 use crate::Result;
@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
         gguf_keys: &[GGUF_KEYS],
         other_keys: &[("shared_expert_intermediate_size", "shared_intermediate_size")],
         other_tensors: OTHER_TENSORS,
+        gguf_orders: PAIRED,
         ..Names::COMMON
     },
     record,

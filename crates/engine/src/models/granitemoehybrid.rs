@@ -11,7 +11,7 @@ use super::blocks::mamba2::{self, Mamba2};
 use super::blocks::{self, Moe, SharedExpert, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::granitemoe::{self, factor};
-use super::names::{NameMap, Names};
+use super::names::{NameMap, Names, PAIRED};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
         gguf_keys: &[granitemoe::GGUF_KEYS, mamba2::GGUF_KEYS],
         other_keys: OTHER_KEYS,
         other_tensors: granitemoe::OTHER_TENSORS,
+        gguf_orders: PAIRED,
         ..Names::COMMON
     },
     record,

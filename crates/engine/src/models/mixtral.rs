@@ -7,7 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{Names, PAIRED};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["mixtral"],
     gguf_architectures: &["llama"],
     hidden_act: SILU,
-    names: &Names::COMMON,
+    names: &Names { gguf_orders: PAIRED, ..Names::COMMON },
     record,
 };
 

@@ -9,6 +9,8 @@ use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
 use moeflux_compute::{Bytes, Tensor};
 
 use super::draft::Draft;
+use super::modules::Modules;
+use crate::adapters::ModelAdapter;
 use crate::checkpoint::{ByteRange, Checkpoint, StoredWeight};
 use crate::experts::ExpertStore;
 use crate::io::buffer::HostBuffer;
@@ -27,8 +29,12 @@ pub struct Model {
     pub draft: Option<Draft>,
     /// The tensor that a checkpoint of a family with such layers lacks for it.
     pub(crate) no_draft: Option<String>,
-    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     pub(super) sources: Vec<Source>,
+    /// Where weights and experts are in Hugging Face's model.
+    pub(crate) modules: Modules,
+    /// In the order of their numbers.
+    pub(crate) adapters: Vec<ModelAdapter>,
 }
 
 /// Where a resident weight comes from.
@@ -133,7 +139,12 @@ impl Model {
     /// If a read fails, memory runs out, or a weight holds a value that is not a number where that is cheap to see
     /// (norm weights and biases).
     pub fn load(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Tensor>> {
-        self.sources.iter().map(|source| self.load_source(source, &mut progress)).collect()
+        let own = self.sources.iter().map(|source| self.load_source(source, &mut progress));
+        let mut weights: Vec<Tensor> = own.collect::<Result<_>>()?;
+        for adapter in &self.adapters {
+            adapter.load(&mut weights, &mut progress)?;
+        }
+        Ok(weights)
     }
 
     /// Reads one resident weight.
@@ -196,7 +207,7 @@ impl Model {
                 return Some(format!("tensor {} holds {at}", source.stored.name));
             }
         }
-        None
+        self.adapters.iter().find_map(ModelAdapter::find_not_finite)
     }
 
     fn read(&self, source: &Source) -> Result<Tensor> {

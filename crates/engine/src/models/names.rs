@@ -36,7 +36,23 @@ pub struct Names {
     pub published: &'static [&'static str],
     /// Where Hugging Face checkpoints keep the layer that drafts tokens, if not as the layer after the last.
     pub draft: Option<DraftNames>,
+    /// Modules within a layer whose rows or columns GGUF files have in another order than Hugging Face checkpoints.
+    pub gguf_orders: &'static [(&'static str, GgufOrder)],
 }
+
+/// An order of a matrix's rows or columns in GGUF files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GgufOrder {
+    /// Rows of each head so that those which are rotated together follow each other: row 2i + j is row i + j · head_dim / 2 of
+    /// Hugging Face's.
+    RotatedPairs,
+    /// Value heads with those of one key head apart.
+    TiledHeads,
+}
+
+/// Queries and keys of families whose converter lets pairs follow each other.
+pub const PAIRED: &[(&str, GgufOrder)] =
+    &[("self_attn.q_proj", GgufOrder::RotatedPairs), ("self_attn.k_proj", GgufOrder::RotatedPairs)];
 
 /// Names of a layer that drafts tokens, for what is asked for below a layer.
 #[derive(Debug, Clone, Copy)]
@@ -139,6 +155,7 @@ impl Names {
         layer_letters: None,
         published: &[],
         draft: None,
+        gguf_orders: &[],
     };
 
     /// What GGUF files may call a module or tensor.

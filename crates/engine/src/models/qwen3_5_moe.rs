@@ -10,6 +10,7 @@ use moeflux_compute::graph::{HeadPairing, Value};
 
 use super::blocks::hybrid::{self, Hybrid};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -20,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_architectures: &["qwen35moe"],
     hidden_act: SILU,
-    names: &hybrid::NAMES,
+    names: &Names { gguf_orders: hybrid::TILED, ..hybrid::NAMES },
     record,
 };
 

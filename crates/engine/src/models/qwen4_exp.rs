@@ -29,6 +29,7 @@ pub(super) const FAMILY: Family = Family {
     names: &Names {
         gguf_tensors: &[hybrid::GGUF_TENSORS, ngrams::GGUF_TENSORS, GGUF_TENSORS],
         gguf_keys: &[hybrid::GGUF_KEYS, ngrams::GGUF_KEYS, GGUF_KEYS],
+        gguf_orders: hybrid::TILED,
         ..hybrid::NAMES
     },
     record,

@@ -19,6 +19,7 @@ use moeflux_compute::quant::dequantize;
 use super::draft::Draft;
 pub use super::model::Form;
 use super::model::{Model, Source, WeightPart, tensor_error};
+use super::modules::Modules;
 use super::names::Names;
 use crate::checkpoint::elements::element_name;
 use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
@@ -73,6 +74,8 @@ pub struct Recorder {
     /// Names of all biases without the number of their layer.
     biases: HashSet<String>,
     sources: Vec<Source>,
+    /// Where weights and experts are in Hugging Face's model.
+    modules: Modules,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
     /// What drafts tokens, if that is to be recorded.
     draft: Drafting,
@@ -99,6 +102,7 @@ impl Recorder {
             prefix,
             norms: Form::F32,
             sources: vec![],
+            modules: Modules::new(names),
             experts: vec![],
             draft: Drafting::Unwanted,
             outline,
@@ -137,10 +141,13 @@ impl Recorder {
             return Ok(());
         }
         let (graph, sources) = (std::mem::take(&mut self.graph), std::mem::take(&mut self.sources));
+        let modules = self.modules.clone();
         let first_set = self.experts.len();
         let logits = record(self, layer)?;
         let drafting = std::mem::replace(&mut self.graph, graph).finish(logits);
         let own = std::mem::replace(&mut self.sources, sources);
+        // Adapters are of the model alone: what drafts only guesses.
+        self.modules = modules;
         self.draft = Drafting::Recorded(Box::new(Draft::new(drafting, first_set, own, &self.sources)));
         Ok(())
     }
@@ -170,13 +177,16 @@ impl Recorder {
             Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
-        let Self { checkpoint, sources, draft, .. } = self;
+        let Self { checkpoint, sources, draft, modules, .. } = self;
         let (draft, no_draft) = match draft {
             Drafting::Recorded(draft) => (Some(*draft), None),
             Drafting::Missing(tensor) => (None, Some(tensor)),
             _ => (None, None),
         };
-        Ok((Model { graph, experts, draft, no_draft, context_length, checkpoint, sources }, outlined))
+        let adapters = vec![];
+        let model =
+            Model { graph, experts, draft, no_draft, context_length, checkpoint, sources, modules, adapters };
+        Ok((model, outlined))
     }
 
     /// The name that the checkpoint has for a module or tensor.
@@ -335,7 +345,10 @@ impl Recorder {
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.stored_matrix(module, rows, cols)?;
-        self.add(stored, WeightPart::Whole, Form::Stored)
+        let rows = stored.rows();
+        let weight = self.add(stored, WeightPart::Whole, Form::Stored)?;
+        self.modules.note(weight, module, rows, std::iter::once(0..rows).collect());
+        Ok(weight)
     }
 
     /// A (rows, cols) matrix that is stored with its columns as rows, as f32.
@@ -636,6 +649,7 @@ impl Recorder {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
         let form = if whole_blocks(weight.dtype, parts) { Form::Stored } else { Form::Widened };
         let weight = self.add(weight, WeightPart::Rows(parts.to_vec()), form)?;
+        self.modules.note(weight, module, rows, parts.to_vec());
         let bias = self.stored_bias(module, rows)?;
         let bias =
             bias.map(|bias| self.add(bias, WeightPart::Rows(parts.to_vec()), Form::F32)).transpose()?;

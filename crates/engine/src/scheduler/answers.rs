@@ -18,6 +18,8 @@ pub struct ManyRequest {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Names a conversation that is kept on disk; the first answer to each prompt continues it.
     pub conversation: Option<String>,
+    /// The adapter to answer with, by its name; by default that of [`Engine::set_adapter`](crate::Engine::set_adapter).
+    pub adapter: Option<String>,
 }
 
 impl std::fmt::Debug for ManyRequest {
@@ -28,8 +30,8 @@ impl std::fmt::Debug for ManyRequest {
 
 impl From<Request> for ManyRequest {
     fn from(request: Request) -> Self {
-        let Request { prompt, options, constraint, conversation } = request;
-        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation }
+        let Request { prompt, options, constraint, conversation, adapter } = request;
+        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation, adapter }
     }
 }
 
@@ -64,13 +66,18 @@ impl Waiting {
         self.request.prompts.get(self.next / self.request.answers).map_or(&[], Vec::as_slice)
     }
 
+    /// The adapter that it asks for.
+    pub(super) fn adapter(&self) -> Option<&str> {
+        self.request.adapter.as_deref()
+    }
+
     /// The next answer; its prompt and the constraint are copied if others need them.
     ///
     /// # Panics
     /// If none is left.
     pub(super) fn take(&mut self) -> (Request, Sink) {
         let is_last = self.left() == 1;
-        let Self { request: ManyRequest { prompts, answers, options, constraint, conversation }, .. } = self;
+        let ManyRequest { prompts, answers, options, constraint, conversation, adapter } = &mut self.request;
         let (number, prompt, of_prompt) = (self.next, self.next / *answers, self.next % *answers);
         let mut options = options.clone();
         options.sampler.seed = options.sampler.seed.map(|seed| seed.wrapping_add(of_prompt as u64));
@@ -80,6 +87,7 @@ impl Waiting {
             options,
             constraint: if is_last { constraint.take() } else { constraint.as_ref().map(|c| c.fork()) },
             conversation: conversation.clone().filter(|_| of_prompt == 0),
+            adapter: adapter.clone(),
         };
         self.next += 1;
         let sink = Arc::clone(&self.sink);

@@ -90,6 +90,8 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Names a conversation that is kept on disk, if [`SchedulerOptions::sessions`] is set.
     pub conversation: Option<String>,
+    /// The adapter to answer with, by its name; by default that of [`Engine::set_adapter`].
+    pub adapter: Option<String>,
 }
 
 impl std::fmt::Debug for Request {
@@ -196,7 +198,7 @@ type Sink = Box<dyn FnMut(Event) + Send>;
 /// What a request asks for.
 enum Work {
     /// Answers.
-    Answer(Waiting),
+    Answer(Box<Waiting>),
     /// Embeddings.
     Embed(Inputs),
 }
@@ -268,6 +270,8 @@ pub struct Description {
     pub hidden_size: usize,
     /// Tokens that the model knows; its tokenizer may have fewer.
     pub vocab_size: usize,
+    /// Names of the adapters that requests may ask for.
+    pub adapters: Vec<String>,
 }
 
 impl Description {
@@ -280,6 +284,7 @@ impl Description {
             experts: engine.expert_use().layers().map(|(_, counts)| counts.len()).sum(),
             hidden_size: engine.hidden_size(),
             vocab_size: engine.model().graph.vocab_size(),
+            adapters: engine.model().adapter_names().map(str::to_owned).collect(),
         }
     }
 }
@@ -376,7 +381,7 @@ impl Scheduler {
         sink: impl FnMut(usize, Event) + Send + 'static,
     ) -> Result<Ticket> {
         self.check(&request)?;
-        self.enqueue(Work::Answer(Waiting::new(request, Box::new(sink))))
+        self.enqueue(Work::Answer(Box::new(Waiting::new(request, Box::new(sink)))))
     }
 
     /// The embeddings of all inputs, (hidden_size) each, of length 1; waits for them.
@@ -439,12 +444,15 @@ impl Scheduler {
     /// Refuses what could not be answered.
     fn check(&self, request: &ManyRequest) -> Result<()> {
         let Shared { tokenizer, description, .. } = &*self.shared;
-        let ManyRequest { prompts, answers, options, .. } = request;
+        let ManyRequest { prompts, answers, options, adapter, .. } = request;
         let refuse = |option, expected: &str, got: &str| {
             Err(Error::Option { option, expected: expected.into(), got: got.into() })
         };
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return refuse("prompt", "at least one token", "none");
+        }
+        if let Some(adapter) = adapter.as_ref().filter(|name| !description.adapters.contains(name)) {
+            return refuse("adapter", &format!("one of {}", description.adapters.join(", ")), adapter);
         }
         if *answers == 0 {
             return refuse("answers", "a positive number", "0");

@@ -41,7 +41,8 @@ impl Prefixes {
             return;
         }
         self.kept.retain(|old| {
-            !session.tokens().starts_with(old.session.tokens())
+            (session.adapter() != old.session.adapter()
+                || !session.tokens().starts_with(old.session.tokens()))
                 && (conversation.is_none() || old.conversation != conversation)
         });
         self.kept.push(Kept { session, conversation });
@@ -57,9 +58,12 @@ impl Prefixes {
         }
     }
 
-    /// A fork of the session that has most of `tokens`, if it has any of them.
-    pub(super) fn find(&mut self, tokens: &[u32]) -> Option<Session> {
-        let usable = |kept: &Kept| kept.session.fork_position(common(kept.session.tokens(), tokens));
+    /// A fork of the session with this adapter that has most of `tokens`, if it has any of them.
+    pub(super) fn find(&mut self, tokens: &[u32], adapter: Option<u32>) -> Option<Session> {
+        let usable = |kept: &Kept| match kept.session.adapter() == adapter {
+            true => kept.session.fork_position(common(kept.session.tokens(), tokens)),
+            false => 0,
+        };
         let best = (0..self.kept.len()).max_by_key(|index| usable(&self.kept[*index]))?;
         let position = usable(&self.kept[best]);
         if position == 0 {
@@ -71,9 +75,10 @@ impl Prefixes {
         Some(fork)
     }
 
-    /// The longest prefix of `tokens` shared with a cached session, whether or not it can branch off there.
-    pub(super) fn longest(&self, tokens: &[u32]) -> usize {
-        self.kept.iter().map(|kept| common(kept.session.tokens(), tokens)).max().unwrap_or(0)
+    /// The longest prefix of `tokens` shared with a cached session with this adapter, whether or not it can branch off there.
+    pub(super) fn longest(&self, tokens: &[u32], adapter: Option<u32>) -> usize {
+        let same = self.kept.iter().filter(|kept| kept.session.adapter() == adapter);
+        same.map(|kept| common(kept.session.tokens(), tokens)).max().unwrap_or(0)
     }
 
     /// All of them.
@@ -92,12 +97,17 @@ pub(super) fn file_of(folder: &Path, conversation: &str) -> PathBuf {
 }
 
 /// Loads a conversation from disk; `None` if it was never saved.
-pub(super) fn load(engine: &mut Engine, folder: &Path, conversation: &str) -> Result<Option<Session>> {
+pub(super) fn load(
+    engine: &mut Engine,
+    folder: &Path,
+    conversation: &str,
+    adapter: Option<u32>,
+) -> Result<Option<Session>> {
     let path = file_of(folder, conversation);
     if !path.exists() {
         return Ok(None);
     }
-    let mut session = engine.session();
+    let mut session = engine.session_of(adapter);
     let note = engine.load(&mut session, &path)?;
     Ok((note == conversation).then_some(session))
 }
@@ -117,7 +127,7 @@ mod tests {
     }
 
     fn positions(prefixes: &mut Prefixes, all: &[&[u32]]) -> Vec<usize> {
-        all.iter().map(|tokens| prefixes.find(tokens).map_or(0, |found| found.position())).collect()
+        all.iter().map(|tokens| prefixes.find(tokens, None).map_or(0, |found| found.position())).collect()
     }
 
     #[test]
@@ -128,7 +138,7 @@ mod tests {
         prefixes.keep(session(&pool, a), None);
         prefixes.keep(session(&pool, b), None);
         assert_eq!(prefixes.len(), 2);
-        assert_eq!(prefixes.find(&[1, 2, 9]).unwrap().position(), 2);
+        assert_eq!(prefixes.find(&[1, 2, 9], None).unwrap().position(), 2);
         prefixes.keep(session(&pool, c), None);
         assert_eq!(prefixes.len(), 2);
         assert_eq!(positions(&mut prefixes, &[a, b, c]), [3, 0, 4]);
@@ -136,6 +146,26 @@ mod tests {
         assert_eq!(positions(&mut prefixes, &[a, c]), [0, 4]);
         assert!(prefixes.evict() && !prefixes.evict());
         assert_eq!(pool.free_pages(), 16);
+    }
+
+    #[test]
+    fn what_an_adapter_made_is_found_by_that_adapter() {
+        let pool = Arc::new(Pool::new(16, 0, 0));
+        let mut prefixes = Prefixes::new(9);
+        for adapter in [None, Some(0), Some(1)] {
+            let mut session = Session::with_adapter(Arc::clone(&pool), adapter.map(|number| (number, 7)));
+            let tokens: &[u32] = if adapter == Some(1) { &[1, 2, 3] } else { &[1, 2] };
+            session.reserve(0, tokens.len()).unwrap();
+            session.extend(tokens, None);
+            prefixes.keep(session, None);
+        }
+        assert_eq!(prefixes.len(), 3, "none continues another");
+        for (adapter, expected) in [(None, 2), (Some(0), 2), (Some(1), 3), (Some(2), 0)] {
+            assert_eq!(prefixes.longest(&[1, 2, 3], adapter), expected);
+            let found = prefixes.find(&[1, 2, 3], adapter);
+            assert_eq!(found.as_ref().map_or(0, Session::position), expected);
+            assert!(found.is_none_or(|found| found.adapter() == adapter));
+        }
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Visit<'_> {
 
     /// A session with as much of `tokens` as a cached one has evaluated; an empty one if none has any.
     pub fn recall(&mut self, tokens: &[u32]) -> Session {
-        self.prefixes.find(tokens).unwrap_or_else(|| self.engine.session())
+        self.prefixes.find(tokens, self.engine.default_adapter()).unwrap_or_else(|| self.engine.session())
     }
 
     /// Caches `session`, so that requests which begin with its tokens skip their evaluation.

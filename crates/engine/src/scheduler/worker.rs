@@ -162,7 +162,8 @@ impl<'t> Worker<'t> {
             let sequence = match self.put_back.pop_front() {
                 Some(mut sequence) => {
                     if sequence.kind() == Kind::Answers {
-                        sequence.session = self.begin(&sequence.tokens, None).0;
+                        let adapter = sequence.session.adapter();
+                        sequence.session = self.begin(&sequence.tokens, adapter, None).0;
                     }
                     sequence
                 }
@@ -196,7 +197,7 @@ impl<'t> Worker<'t> {
 
     /// Lets a request wait for memory, before any that came after it.
     fn postpone(&mut self, mut sequence: Sequence<'t>) {
-        sequence.reset(self.engine.session());
+        sequence.reset(self.engine.session_of(sequence.session.adapter()));
         let after = self.put_back.iter().position(|other| other.number > sequence.number);
         self.put_back.insert(after.unwrap_or(self.put_back.len()), sequence);
     }
@@ -208,8 +209,10 @@ impl<'t> Worker<'t> {
         let index = queue.jobs.iter().position(|job| {
             let Work::Answer(waiting) = &job.work else { return true };
             let prompt = waiting.prompt();
-            let known = self.prefixes.longest(prompt);
-            !self.running.iter().filter(|s| s.is_reading()).any(|s| {
+            let adapter = self.adapter(waiting.adapter());
+            let known = self.prefixes.longest(prompt, adapter);
+            let same = |s: &&Sequence<'_>| s.is_reading() && s.session.adapter() == adapter;
+            !self.running.iter().filter(same).any(|s| {
                 let shared = common(&s.tokens, prompt).min(prompt.len() - 1);
                 shared >= known.max(s.session.position()) + SHARED_PREFIX
             })
@@ -258,9 +261,16 @@ impl<'t> Worker<'t> {
         lock(&self.shared.queue).jobs.push_back(job);
     }
 
+    /// The number of the adapter that a request asks for. Its name was checked when it was submitted.
+    fn adapter(&self, name: Option<&str>) -> Option<u32> {
+        let number = self.engine.adapter_number(name).ok().flatten();
+        number.or(self.engine.default_adapter())
+    }
+
     /// Tokens and task of a request for an answer, and where it begins; `None` if it failed.
     fn start_answer(&mut self, request: Request, mut sink: Sink) -> Option<Started<'t>> {
-        let Request { prompt, options, constraint, conversation } = request;
+        let Request { prompt, options, constraint, conversation, adapter } = request;
+        let adapter = self.adapter(adapter.as_deref());
         let decoding = match Decoding::new(&self.shared.tokenizer, &prompt, options, constraint) {
             Ok(decoding) => decoding,
             Err(error) => {
@@ -273,33 +283,39 @@ impl<'t> Worker<'t> {
         if let (Some(key), Some(folder)) = (&conversation, &self.shared.options.sessions)
             && !self.prefixes.has(key)
         {
-            match prefixes::load(&mut self.engine, folder, key) {
+            match prefixes::load(&mut self.engine, folder, key, adapter) {
                 Ok(Some(session)) => self.prefixes.keep(session, conversation.clone()),
                 Ok(None) => {}
                 Err(error) => warning = Some(error.to_string()),
             }
         }
-        let begun = self.begin(&prompt, Some(prompt.len() - 1));
+        let begun = self.begin(&prompt, adapter, Some(prompt.len() - 1));
         let answering = Answering { sink, conversation, decoding, last_token: None, warning };
         Some((prompt, Task::Answer(Box::new(answering)), begun))
     }
 
     /// A session with as much of `tokens` as is cached, except the last one; also the position at which a cached
     /// session could have branched off, had it kept its state there.
-    fn begin(&mut self, tokens: &[u32], branch_before: Option<usize>) -> (Session, Option<usize>) {
+    fn begin(
+        &mut self,
+        tokens: &[u32],
+        adapter: Option<u32>,
+        branch_before: Option<usize>,
+    ) -> (Session, Option<usize>) {
         let tokens = &tokens[..tokens.len() - 1];
-        let kept = self.prefixes.find(tokens);
+        let kept = self.prefixes.find(tokens, adapter);
         let position = |session: &Session| session.fork_position(common(session.tokens(), tokens));
-        let sibling = self.running.iter().map(|s| &s.session).max_by_key(|session| position(session));
+        let siblings = self.running.iter().map(|s| &s.session).filter(|session| session.adapter() == adapter);
+        let sibling = siblings.max_by_key(|session| position(session));
         let session = match (kept, sibling) {
             (Some(kept), Some(sibling)) if position(sibling) > kept.position() => {
                 sibling.fork(position(sibling))
             }
             (Some(kept), _) => kept,
             (None, Some(sibling)) => sibling.fork(position(sibling)),
-            (None, None) => self.engine.session(),
+            (None, None) => self.engine.session_of(adapter),
         };
-        let branch = self.prefixes.longest(tokens);
+        let branch = self.prefixes.longest(tokens, adapter);
         let known = session.position();
         let worth = branch_before.filter(|limit| branch >= known + SHARED_PREFIX && branch < *limit);
         (session, worth.map(|_| branch))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::Tensor;
 use moeflux_compute::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span, StateSlots,
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
 };
 use moeflux_compute::graph::ExpertSetId;
 
@@ -134,7 +134,7 @@ impl Engine {
         let start = Instant::now();
         let base = session.drafts.base();
         let pages = &session.pages()[base / PAGE_TOKENS..];
-        let span = Span { rows: 0..tokens.len(), start: first - base, pages, slots: StateSlots::default() };
+        let span = Span { rows: 0..tokens.len(), start: first - base, pages, ..Span::default() };
         let batch = Batch { tokens, spans: &[span], outputs, rows: &drafter.rows };
         let mut source = Counting { source: &mut self.experts, uses: &self.expert_use, choices: None };
         let mut experts = OwnSets { source: &mut source, first: drafter.first_set };

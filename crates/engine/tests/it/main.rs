@@ -1,5 +1,6 @@
 //! The engine on small models of every family, against goldens and against itself.
 
+mod adapters;
 mod answers;
 mod bad_input;
 mod batches;

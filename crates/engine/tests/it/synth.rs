@@ -9,9 +9,7 @@ use moeflux::io::pread::PreadPool;
 use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
-use moeflux_compute::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
-};
+use moeflux_compute::backend::{Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
 
@@ -161,7 +159,7 @@ fn requests(path: &Path) -> Vec<Vec<u64>> {
     let mut source = Counting { cache, counts };
     let mut logits = vec![];
     for (i, token) in random_tokens(3, 1024, 1024).iter().enumerate() {
-        let span = Span { rows: 0..1, start: i % 32, pages: &[0], slots: StateSlots::default() };
+        let span = Span { rows: 0..1, start: i % 32, pages: &[0], ..Span::default() };
         let batch = Batch { tokens: &[*token], spans: &[span], ..Batch::default() };
         executable.run(&batch, &mut source, &mut logits).expect("a step");
     }

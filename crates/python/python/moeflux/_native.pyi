@@ -1,4 +1,4 @@
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, final
 
@@ -258,6 +258,8 @@ def open(
     prefetch: str | None = None,
     spec_type: str | None = None,
     draft_max: int | None = None,
+    adapters: Mapping[str, str | PathLike[str]] | None = None,
+    adapter: str | None = None,
     queue: int = 1048576,
     kept_sessions: int = 16,
     progress: Callable[[int, int], object] | None = None,

@@ -35,6 +35,8 @@ class GenerateOptions(TypedDict, total=False):
     """How many tokens are recent; 64."""
     logit_bias: Mapping[int, float] | None
     """Added to the logits of these tokens."""
+    adapter: str | None
+    """Name of the adapter to answer with, of those that the model was opened with; by default that of ``open``."""
     seed: int | None
     """The same seed gives the same answer; by default each answer draws its own."""
     stop: str | Sequence[str] | None

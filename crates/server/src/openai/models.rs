@@ -28,6 +28,9 @@ fn describe(site: &Site, model: usize, name: &str) -> Value {
     object["status"] = status(site, model);
     if let Some(app) = site.models.loaded(model) {
         object["context_length"] = json!(app.scheduler.description().context);
+        if app.adapter.is_some() {
+            object["parent"] = json!(site.models.name(0));
+        }
     }
     object
 }

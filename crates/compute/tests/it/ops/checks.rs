@@ -11,6 +11,7 @@ use moeflux_compute::graph::{ExpertSetId, InputRowsOp, Op};
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Result, Tensor};
 
+use super::adapters::of_sequence;
 use super::case::{Case, Expert, OnDevices, POISON, Schedule};
 use super::errors::{Bound, MODES, Mode, TF32_PAIR, allowed};
 use crate::support::devices::{CPU, METAL, MakeDevice, devices, is_in_part, is_tested};
@@ -93,6 +94,7 @@ pub fn run(
                 start: positions[*sequence],
                 pages: &pages[*sequence],
                 slots: slots(*sequence, turns[*sequence]),
+                adapter: of_sequence(*sequence),
             }
         };
         let spans: Vec<Span<'_>> = batch.iter().map(span).collect();

@@ -346,7 +346,8 @@ fn a_failing_source_of_experts_fails_the_run_and_nothing_else() {
         let [schedule, ..] = &SHORT.schedules();
         let before = run(&case, &mut *executable, schedule, None);
         let tokens: Vec<u32> = (0..20).collect();
-        let spans = [Span { rows: 0..20, start: 0, pages: &[0], slots: StateSlots::default() }];
+        let spans =
+            [Span { rows: 0..20, start: 0, pages: &[0], slots: StateSlots::default(), adapter: None }];
         let batch = Batch { tokens: &tokens, spans: &spans, outputs: &[19], ..Batch::default() };
         let mut source = Failing(Source { experts: &case.experts, order: 0 });
         let error = executable.run(&batch, &mut source, &mut vec![]).unwrap_err();

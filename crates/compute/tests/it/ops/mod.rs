@@ -5,6 +5,7 @@
 //! (whole sequences alone or together, in other orders, in pieces, token by token). One schedule is compared with the
 //! reference, the others with it bit for bit. How far an operation may be from the reference is its row in `errors.rs`.
 
+mod adapters;
 mod attention;
 mod batches;
 mod case;
@@ -56,6 +57,8 @@ tables! {
     rows::joined_rows,
     linear::linear,
     linear::linear_of_an_input,
+    adapters::linear_with_adapters,
+    adapters::experts_with_adapters,
     attention::attention,
     attention::attention_of_chunks,
     chosen::chosen_blocks,

@@ -200,7 +200,7 @@ fn run(
     for (sequence, start, count, slots) in spans {
         let rows = ids.len()..ids.len() + count;
         ids.extend(&tokens(*sequence, start + count)[*start..]);
-        batch_spans.push(Span { rows, start: *start, pages: &[], slots: *slots });
+        batch_spans.push(Span { rows, start: *start, pages: &[], slots: *slots, adapter: None });
     }
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];

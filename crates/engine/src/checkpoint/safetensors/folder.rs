@@ -79,7 +79,7 @@ struct Index {
 }
 
 /// Reads and parses a JSON file of bounded size.
-fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
+pub(crate) fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
     let malformed = |expected: &str, got: String| Error::Malformed {
         path: path.to_owned(),
         what: "JSON".into(),
@@ -137,7 +137,7 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-fn open_file(path: &Path) -> Result<(CheckpointFile, Header)> {
+pub(crate) fn open_file(path: &Path) -> Result<(CheckpointFile, Header)> {
     let file = CheckpointFile::open(path)?;
     let header = Header::read(BufReader::new(file.reader()), file.length(), path)?;
     Ok((file, header))

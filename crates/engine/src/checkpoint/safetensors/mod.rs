@@ -9,6 +9,7 @@ mod header;
 mod writer;
 
 pub(super) use folder::{Folder, has_files, has_model, open};
+pub(crate) use folder::{open_file, read_json};
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 /// Element types, by the format's own library.
 pub use safetensors::Dtype as ElementType;

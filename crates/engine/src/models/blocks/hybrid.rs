@@ -15,7 +15,7 @@ use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::blocks;
 use crate::models::config::Config;
-use crate::models::names::{DraftNames, NameMap, Names};
+use crate::models::names::{DraftNames, GgufOrder, NameMap, Names};
 use crate::models::recorder::{ExpertNames, Form, Recorder};
 
 /// Modules and tensors of GGUF files.
@@ -42,6 +42,15 @@ pub const GGUF_KEYS: NameMap = &[
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_value_width", "ssm.inner_size"),
+];
+
+/// Modules whose value heads files with [`HeadPairing::Tiled`] have in another order.
+pub const TILED: &[(&str, GgufOrder)] = &[
+    ("linear_attn.in_proj_qkv", GgufOrder::TiledHeads),
+    ("linear_attn.in_proj_z", GgufOrder::TiledHeads),
+    ("linear_attn.in_proj_a", GgufOrder::TiledHeads),
+    ("linear_attn.in_proj_b", GgufOrder::TiledHeads),
+    ("linear_attn.out_proj", GgufOrder::TiledHeads),
 ];
 
 /// What these decoders call things.

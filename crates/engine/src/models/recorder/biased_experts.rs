@@ -6,6 +6,7 @@ use super::outline::Need;
 use super::{ExpertNames, Form, Recorder, WeightPart, tensor_error};
 use crate::checkpoint::{Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation};
+use crate::models::modules::GateUp;
 use crate::{Error, Result};
 
 const NAMES: ExpertNames =
@@ -32,6 +33,7 @@ impl Recorder {
         } else {
             self.experts(layer, count, hidden, &NAMES)?
         };
+        self.modules.note_experts(id, layer, NAMES.module, GateUp::Interleaved);
         let (set, _) = self.experts.last().expect("experts have just been declared");
         let (inner, hidden) = (set.width(), set.down.rows);
         let biases = match self.checkpoint.format() {
@@ -93,7 +95,10 @@ impl Recorder {
         let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
         let stacked = self.outline.is_none() && self.checkpoint.contains(&format!("{module}.gate_up_proj"));
         if stacked && self.checkpoint.format() == Format::HuggingFace {
-            self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::HalvesTransposed)
+            let form = ExpertForm::HalvesTransposed;
+            let id = self.joint_experts(layer, count, hidden, [&module, ""], form)?;
+            self.modules.note_experts(id, layer, names.module, GateUp::Halves);
+            Ok(id)
         } else {
             self.experts(layer, count, hidden, names)
         }

@@ -8,6 +8,7 @@ use crate::checkpoint::elements::element_name;
 use crate::checkpoint::{Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation};
 use crate::models::model::tensor_error;
+use crate::models::modules::GateUp;
 use crate::{Error, Result};
 
 /// Where the routed experts of a family are, below a layer.
@@ -39,7 +40,9 @@ impl Recorder {
             self.separate_experts(layer, count, names)?
         };
         let [gate, up, down] = projections;
-        self.declare_experts((layer, count, hidden), Some(&gate), [&up, &down])
+        let id = self.declare_experts((layer, count, hidden), Some(&gate), [&up, &down])?;
+        self.modules.note_experts(id, layer, names.module, GateUp::Halves);
+        Ok(id)
     }
 
     /// Declares the routed experts of `layer`, which have no gate and take `hidden` columns, in whichever form they are
@@ -89,7 +92,9 @@ impl Recorder {
             };
             found.push(each);
         }
-        self.declare_experts((layer, count, hidden), None, [&found[0], &found[1]])
+        let id = self.declare_experts((layer, count, hidden), None, [&found[0], &found[1]])?;
+        self.modules.note_experts(id, layer, module, GateUp::Halves);
+        Ok(id)
     }
 
     /// Declares the experts of a layer that take so many columns; of every expert its gate if it has one, up and down.
