@@ -1,5 +1,6 @@
 //! [`Engine`]: a loaded model with its memory.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::minima::Minima;
-use crate::models::Model;
+use crate::models::{self, Model};
+use crate::pictures::{Encoder, PictureRows, tokens::is_picture};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
 use crate::speculation::{Drafter, Means, SpecType, Speculator};
@@ -75,6 +77,9 @@ pub struct Options {
     pub spec_type: SpecType,
     /// Most tokens drafted at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
     pub draft_max: usize,
+    /// Most pixels that a picture is read with; larger ones are reduced. Without it the part of the model that reads pictures
+    /// is not loaded.
+    pub picture_pixels: Option<usize>,
 }
 
 impl Default for Options {
@@ -99,7 +104,29 @@ impl Default for Options {
             prefetch: Prefetch::default(),
             spec_type: SpecType::default(),
             draft_max: 4,
+            picture_pixels: None,
         }
+    }
+}
+
+impl Options {
+    /// Records the model of a checkpoint with what these options ask for.
+    ///
+    /// # Errors
+    /// As [`models::record`](crate::models::record); [`Error::Option`] for what the backend or the checkpoint has not.
+    pub(crate) fn record(&self, checkpoint: Arc<Checkpoint>, backend: &dyn Backend) -> Result<Model> {
+        if self.picture_pixels.is_none() {
+            return self.spec_type.record(checkpoint, backend, self.context);
+        }
+        let refused =
+            |option, expected: &str, got| Err(Error::Option { option, expected: expected.to_owned(), got });
+        if backend.has_own_memory() {
+            return refused("backend", "the processor, where pictures are read", backend.describe());
+        }
+        if self.spec_type == SpecType::Mtp {
+            return refused("spec_type", "off, ngram or auto, with pictures", self.spec_type.to_string());
+        }
+        models::record_with_vision(checkpoint, self.context)
     }
 }
 
@@ -176,6 +203,8 @@ pub struct Engine {
     pub(crate) speculator: Speculator,
     /// The layer that drafts, if there is one.
     pub(crate) drafter: Option<Drafter>,
+    /// What reads pictures, if it was asked for.
+    pub(crate) encoder: Option<Encoder>,
     /// Of the last batch: its memory is used again.
     pub(crate) logits: Vec<f32>,
 }
@@ -198,7 +227,7 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let model = options.spec_type.record(checkpoint, backend, options.context)?;
+        let model = options.record(checkpoint, backend)?;
         let kind = options.read_queue.or_else(|| model.experts.best_queue());
         let opened = queue::open(kind, options.read_depth);
         let (kind, queue) = opened.map_err(|source| Error::Io {
@@ -236,6 +265,8 @@ impl Engine {
         };
         let weights = model.load(&mut read)?;
         let draft_weights = model.load_draft(&weights, &mut read)?;
+        let pixels = options.picture_pixels.unwrap_or(0);
+        let encoder = Encoder::new(&model, backend, options.activations, pixels, &mut read)?;
         let (description, precision) = (backend.describe(), (options.activations, kv_type));
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let compiled = backend.compile(&model.graph, weights, compile);
@@ -291,6 +322,7 @@ impl Engine {
             stats: Stats::default(),
             speculator,
             drafter,
+            encoder,
             logits: vec![],
         })
     }
@@ -461,7 +493,10 @@ impl Engine {
                 _ => vec![],
             };
             let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
-            let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows, rows: &[] };
+            let pictures = self.picture_rows(session, (start, tokens), position..position + chunk.len())?;
+            let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
+            let spans = &[span];
+            let batch = Batch { tokens: chunk, spans, outputs: &rows, embeddings, positions, rows: &[] };
             run(self, &batch, position + chunk.len() - rows.len())?;
             session.drafts.push(position, chunk, self.executable.every_hidden());
             // The state before is kept; the new one belongs to this evaluation.
@@ -470,6 +505,22 @@ impl Engine {
             self.enter_known(session, (start, &tokens[..position - start]));
         }
         Ok(state)
+    }
+
+    /// What positions `range` of a sequence need whose first `start` tokens are those of `session`, and the others `tokens`.
+    fn picture_rows(
+        &self,
+        session: &Session,
+        (start, tokens): (usize, &[u32]),
+        range: Range<usize>,
+    ) -> Result<PictureRows> {
+        let mut pictures = PictureRows::default();
+        if PictureRows::needed(std::iter::once((session, tokens))) {
+            let next = &tokens[range.start - start..range.end - start];
+            let before = &tokens[..range.start - start];
+            self.add_picture_rows((session, start), (before, next), 0, &mut pictures)?;
+        }
+        Ok(pictures)
     }
 
     /// Runs a batch and appends its logits to `all`; `first` is the position of the first.
@@ -569,7 +620,9 @@ impl Engine {
     /// [`Error::Token`] and [`Error::ContextFull`].
     pub fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
         let vocab_size = self.model.graph.vocab_size();
-        if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
+        let pictures = self.encoder.is_some();
+        let known = |token: u32| (token as usize) < vocab_size || (pictures && is_picture(token));
+        if let Some(position) = tokens.iter().position(|token| !known(*token)) {
             return Err(Error::Token { token: tokens[position], position, vocab_size });
         }
         let wanted = from + tokens.len();

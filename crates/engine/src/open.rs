@@ -167,7 +167,7 @@ impl OpenOptions {
     pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
         let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
-        let model = self.options.spec_type.record(checkpoint, &*backend, self.options.context)?;
+        let model = self.options.record(checkpoint, &*backend)?;
         Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
     }
 }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use moeflux_compute::backend::PAGE_TOKENS;
 
 use crate::chain::Chain;
+use crate::pictures::tokens::Places;
 use crate::speculation::DraftRows;
 use crate::{Error, Result};
 
@@ -161,6 +162,8 @@ pub struct Session {
     tokens: Vec<u32>,
     /// Hashes of the blocks of `tokens`, as far as anybody asked for them.
     chain: Chain,
+    /// Where there are pictures among them.
+    pictures: Places,
     /// State after all tokens; `None` at position 0 and for models without recurrent state.
     state: Option<Arc<Slot>>,
     /// Ascending positions above 0.
@@ -174,7 +177,8 @@ impl Session {
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
         let (chain, checkpoints) = (Chain::default(), VecDeque::new());
         let drafts = DraftRows::default();
-        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, drafts, pool }
+        let pictures = Places::default();
+        Self { pages: vec![], tokens: vec![], chain, pictures, state: None, checkpoints, drafts, pool }
     }
 
     /// Tokens evaluated so far.
@@ -182,9 +186,14 @@ impl Session {
         self.tokens.len()
     }
 
-    /// The tokens evaluated so far.
+    /// The tokens evaluated so far. Where a picture is, they are beyond the vocabulary: see [`Picture::tokens`](crate::Picture).
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Where there are pictures among the tokens.
+    pub(crate) fn pictures(&self) -> &Places {
+        &self.pictures
     }
 
     /// The tokens evaluated so far, and the hashes of their full blocks.
@@ -238,6 +247,7 @@ impl Session {
     pub(crate) fn cut(&mut self, position: usize, state: Option<Arc<Slot>>) {
         self.tokens.truncate(position);
         self.chain.truncate(position);
+        self.pictures.cut(position);
         self.checkpoints.retain(|c| c.position <= position);
         self.state = state;
         self.cut_drafts(position);
@@ -255,6 +265,7 @@ impl Session {
 
     /// Appends evaluated tokens, after which the recurrent state is `state`.
     pub(crate) fn extend(&mut self, tokens: &[u32], state: Option<Arc<Slot>>) {
+        self.pictures.extend(self.tokens.len(), tokens);
         self.tokens.extend_from_slice(tokens);
         self.state = state;
     }
@@ -264,6 +275,7 @@ impl Session {
         self.checkpoints.clear();
         self.drafts = DraftRows::default();
         self.drafts.restart(tokens.len());
+        self.pictures = Places::of(&tokens);
         self.tokens = tokens;
         self.chain = Chain::default();
         self.state = state;
@@ -367,6 +379,7 @@ impl Session {
             pages,
             tokens: self.tokens[..position].to_vec(),
             chain: self.chain.first(position),
+            pictures: Places::of(&self.tokens[..position]),
             state,
             checkpoints: kept.cloned().collect(),
             drafts: self.drafts.clone(),

@@ -42,7 +42,12 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
             (op.shape.state_size > 256).then_some("state space models of more than 256 numbers a channel")
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
-        Op::InputRows(_) | Op::Join(_) => Some(op.label()),
+        Op::InputRows(_)
+        | Op::Join(_)
+        | Op::AddEmbeddings(_)
+        | Op::BlockRows(_)
+        | Op::Gelu(_)
+        | Op::BidirectionalAttention(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)

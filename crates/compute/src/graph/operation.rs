@@ -4,7 +4,7 @@
 //! called follow from that, so that nothing else has to know every operation.
 
 use super::{
-    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertSetId, GraphBuilder,
+    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertSetId, Gelu, GraphBuilder,
     HyperConnection, LatentCacheId, NGrams, Placement, PositionScale, Precision, Route, Routing, SsmScan,
     StateId, Value, WeightId, Weighted, WindowPool,
 };
@@ -131,7 +131,7 @@ macro_rules! parameters {
 }
 
 parameters! {
-    usize, f32, bool, Activation, BlockChoice, DeltaRule, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
+    usize, f32, bool, Activation, BlockChoice, DeltaRule, Gelu, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
     Weighted, WindowPool,
 }
 

@@ -9,6 +9,7 @@ use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
 use moeflux_compute::{Bytes, Tensor};
 
 use super::draft::Draft;
+use super::vision::Vision;
 use crate::checkpoint::{ByteRange, Checkpoint, StoredWeight};
 use crate::experts::ExpertStore;
 use crate::io::buffer::HostBuffer;
@@ -25,6 +26,8 @@ pub struct Model {
     pub context_length: usize,
     /// What drafts tokens, if it was asked for and is there.
     pub draft: Option<Draft>,
+    /// What reads pictures, if it was asked for.
+    pub vision: Option<Box<Vision>>,
     /// The tensor that a checkpoint of a family with such layers lacks for it.
     pub(crate) no_draft: Option<String>,
     pub(super) checkpoint: Arc<Checkpoint>,
@@ -109,7 +112,8 @@ impl Model {
     /// Bytes of all resident weights.
     pub fn trunk_bytes(&self) -> u64 {
         let own = self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64);
-        own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes)
+        let vision = self.vision.as_ref().map_or(0, |vision| vision.encoder.trunk_bytes());
+        own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes) + vision
     }
 
     /// The checkpoint that the model is in.

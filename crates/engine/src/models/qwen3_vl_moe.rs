@@ -1,7 +1,9 @@
 //! Text part of Qwen3-VL-MoE (30B-A3B, 235B-A22B). As Qwen3-MoE with weights of experts that are always normalised;
-//! published checkpoints store the matrices of experts with columns as rows.
+//! published checkpoints store the matrices of experts with columns as rows. The tower that reads pictures is in
+//! [`super::vision`].
 //!
-//! Multimodal rotary embedding gives text the positions of plain rotary embedding.
+//! Multimodal rotary embedding: pairs of channels rotate by time, row and column in turn, the last ones by time alone. Text
+//! has the same position on all three.
 //!
 //! Source: transformers `modeling_qwen3_vl_moe.py`; GGUF architecture `qwen3vlmoe`.
 
@@ -11,7 +13,7 @@ use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU};
+use super::{Family, SILU, rope};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -39,7 +41,8 @@ const DEFAULTS: &KeyDefaults = &[
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-6)?;
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 5e5)?;
+    let axes = rope::interleaved_axes(config, d.head_dim / 2)?;
+    let rope = blocks::rotation_of_axes(r, config, (d.head_dim, axes), RopeStyle::HalfSplit, 5e5)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     // mlx-lm takes the text model for a Qwen3-MoE, whose key counts.
@@ -68,6 +71,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             })?;
             r.graph.add(x, out)?
         };
+        x = r.with_pictures(layer, x);
     }
     blocks::head(r, config, x, table, d.eps)
 }

@@ -29,6 +29,7 @@ pub(crate) use rows::DraftRows;
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, Outputs};
 use crate::models::{self, Model};
+use crate::pictures::tokens::is_picture;
 use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
@@ -187,6 +188,8 @@ impl Speculator {
         }
         self.watch(history.len(), next);
         let (matched, mut tokens) = ngram::draft(history, next, self.draft_max).unwrap_or_default();
+        // No model writes a picture.
+        tokens.truncate(tokens.iter().position(|token| is_picture(*token)).unwrap_or(tokens.len()));
         let most_matched = tokens.len().min(most);
         if self.kind == SpecType::Ngram {
             tokens.truncate(most_matched);
