@@ -170,8 +170,14 @@ impl Engine {
             }
         }
         let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
-        let batch =
-            Batch { tokens: &tokens, spans: &spans, outputs: &rows, embeddings, positions, rows: &[] };
+        let batch = Batch {
+            tokens: pictures.tokens(&tokens),
+            spans: &spans,
+            outputs: &rows,
+            embeddings,
+            positions,
+            rows: &[],
+        };
         run(self, &batch, parts)?;
         drop(spans);
         self.note_hidden(parts);

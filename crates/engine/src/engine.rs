@@ -496,7 +496,9 @@ impl Engine {
             let pictures = self.picture_rows(session, (start, tokens), position..position + chunk.len())?;
             let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
             let spans = &[span];
-            let batch = Batch { tokens: chunk, spans, outputs: &rows, embeddings, positions, rows: &[] };
+            let outputs = &rows[..];
+            let batch =
+                Batch { tokens: pictures.tokens(chunk), spans, outputs, embeddings, positions, rows: &[] };
             run(self, &batch, position + chunk.len() - rows.len())?;
             session.drafts.push(position, chunk, self.executable.every_hidden());
             // The state before is kept; the new one belongs to this evaluation.

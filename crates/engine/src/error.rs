@@ -136,6 +136,14 @@ pub enum Error {
         /// What was given.
         got: String,
     },
+    /// Pictures that are still needed leave no room for another.
+    #[error("pictures of {wanted} tokens at the same time: there is room for {most}")]
+    PicturesFull {
+        /// Tokens of all that would be held.
+        wanted: usize,
+        /// Tokens that there is room for.
+        most: usize,
+    },
     /// The memory budget does not hold even the smallest working set.
     #[error("a memory budget of {} is too small for this model: it needs at least {} ({parts}){}", size(*budget), size(*minimum), and_device(*device))]
     Budget {

@@ -312,6 +312,8 @@ pub struct EncodedChat {
     pub tokens: Vec<u32>,
     /// The text that they stand for.
     pub text: String,
+    /// What it shows, which must be alive while the tokens are evaluated.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 /// Renders and encodes a conversation; without a chat template, its last message alone.
@@ -351,7 +353,11 @@ pub(crate) fn encode_chat_within(
         let last = messages.as_array().and_then(|messages| messages.last());
         let text = last.and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
         let (tokens, text) = tokenizer.encode_marked_within(text.to_owned(), AddSpecial::Yes, context)?;
-        return Ok(EncodedChat { tokens: pictures::place(tokens, pictures)?, text });
+        return Ok(EncodedChat {
+            tokens: pictures::place(tokens, pictures)?,
+            text,
+            pictures: pictures.to_vec(),
+        });
     };
     if let (Some(preface), Some(messages)) = (preface, messages.as_array_mut()) {
         append_to_system(preface, messages);
@@ -366,5 +372,5 @@ pub(crate) fn encode_chat_within(
         let reason = "it makes no text of these messages".to_owned();
         return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });
     }
-    Ok(EncodedChat { tokens: pictures::place(tokens, pictures)?, text })
+    Ok(EncodedChat { tokens: pictures::place(tokens, pictures)?, text, pictures: pictures.to_vec() })
 }

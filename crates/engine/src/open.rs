@@ -120,6 +120,13 @@ impl OpenOptions {
         self
     }
 
+    /// Loads the part of the model that reads pictures too; larger ones are reduced to so many pixels. Pictures are read on the
+    /// processor.
+    pub fn picture_pixels(mut self, pixels: usize) -> Self {
+        self.options.picture_pixels = Some(pixels);
+        self
+    }
+
     /// Everything else that [`Options`] has. Its `memory` counts only if [`OpenOptions::memory`] was not called; call this
     /// before the other methods, which change single fields.
     pub fn engine_options(mut self, options: Options) -> Self {

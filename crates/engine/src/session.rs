@@ -359,7 +359,7 @@ impl Session {
     /// The last position up to `limit` at which [`Session::fork`] can branch off.
     pub fn fork_position(&self, limit: usize) -> usize {
         match &self.state {
-            None => limit.min(self.position()),
+            None => self.pictures.whole(limit.min(self.position())),
             Some(_) if limit >= self.position() => self.position(),
             Some(_) => self.nearest(limit).0,
         }

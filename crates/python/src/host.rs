@@ -123,7 +123,7 @@ impl Host {
                 (made, split)
             }
         };
-        let request = Request { prompt: prompt.tokens, options: decoding, constraint, conversation: None };
+        let request = Request { prompt: prompt.tokens, options: decoding, constraint, ..Request::default() };
         let inbox = Inbox::new(self.wakers.clone());
         let sink: Box<dyn FnMut(Event) + Send> = Box::new(inbox.sink());
         let ticket = served.scheduler.submit_to(request, sink).or_raise(py)?;

@@ -278,6 +278,7 @@ impl Ask {
             options,
             constraint,
             conversation: self.conversation,
+            pictures: vec![],
         };
         Ok((request, parts))
     }

@@ -228,7 +228,8 @@ impl ServeArgs {
     }
 
     fn sharing(&self, reserved: u64) -> Sharing {
-        Sharing { sequences: self.sequences, kv_tokens: self.kv_tokens, reserved }
+        let (sequences, kv_tokens) = (self.sequences, self.kv_tokens);
+        Sharing { sequences, kv_tokens, reserved, ..Sharing::ALONE }
     }
 
     fn scheduling(&self) -> SchedulerOptions {

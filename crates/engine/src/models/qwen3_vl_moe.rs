@@ -19,7 +19,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen3-VL-MoE (text)",
+    name: "Qwen3-VL-MoE",
     model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
     gguf_architectures: &["qwen3vlmoe"],
     hidden_act: SILU,

@@ -30,10 +30,11 @@ use crate::{Error, Result};
 use patches::{Patches, PositionTable};
 use tokens::{Places, is_picture};
 
-/// Pictures whose rows are kept for when they come again, besides those that are alive.
-const KEPT: usize = 1;
+/// Pictures that there is room for at the same time, if all are of the largest size. The last one that was read is among them
+/// for when it comes again.
+const ALIVE: usize = 4;
 
-/// A picture that was read.
+/// A picture that was read. Two are the same if their ids are.
 #[derive(Debug)]
 pub struct Picture {
     /// What stands for it in a prompt.
@@ -43,6 +44,14 @@ pub struct Picture {
     /// (tokens, levels · hidden_size), f32.
     values: Vec<f32>,
 }
+
+impl PartialEq for Picture {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
+impl Eq for Picture {}
 
 impl Picture {
     /// The ids that stand for it in a prompt: beyond the vocabulary, and the same for the same picture.
@@ -79,6 +88,18 @@ pub(crate) fn place(prompt: Vec<u32>, pictures: &[Arc<Picture>]) -> Result<Vec<u
     Ok(placed)
 }
 
+/// Refuses a prompt with parts of pictures other than those that it `shows`, one after the other.
+///
+/// # Errors
+/// [`Error::Picture`].
+pub(crate) fn check_shown(prompt: &[u32], shows: &[Arc<Picture>]) -> Result<()> {
+    let in_prompt = prompt.iter().filter(|token| is_picture(**token));
+    if in_prompt.eq(shows.iter().flat_map(|picture| &picture.tokens)) {
+        return Ok(());
+    }
+    Err(Error::Picture { expected: "the pictures of the request in its prompt".into(), got: "others".into() })
+}
+
 /// The encoder of an engine.
 pub(crate) struct Encoder {
     form: PictureForm,
@@ -88,14 +109,19 @@ pub(crate) struct Encoder {
     most_pixels: usize,
     /// By the first of their ids.
     alive: HashMap<u32, Weak<Picture>>,
-    /// The last ones.
-    kept: Vec<Arc<Picture>>,
+    /// The last one.
+    last: Option<Arc<Picture>>,
 }
 
 /// Most patches of a picture of so many pixels.
 fn most_patches(form: &PictureForm, most_pixels: usize) -> usize {
     let most = form.max_pixels.min(most_pixels).max(form.factor() * form.factor());
     most / (form.patch_size * form.patch_size)
+}
+
+/// Most tokens of pictures that are alive.
+fn most_tokens(form: &PictureForm, most_pixels: usize) -> usize {
+    ALIVE * most_patches(form, most_pixels) / (form.merge_size * form.merge_size)
 }
 
 fn compile_options(activations: ActivationMode, rows: usize) -> CompileOptions {
@@ -117,9 +143,7 @@ pub(crate) fn memory(
     let floats = (rows as u64)
         .saturating_mul(vision.row_width() as u64)
         .saturating_add((table.rows * table.cols) as u64);
-    // What one picture becomes, and those that are kept.
-    let blocks = rows / (form.merge_size * form.merge_size);
-    let made = ((1 + KEPT) * blocks).saturating_mul(form.levels * form.hidden_size) as u64;
+    let made = most_tokens(form, most_pixels).saturating_mul(form.levels * form.hidden_size) as u64;
     scratch.saturating_add(floats.saturating_add(made).saturating_mul(size_of::<f32>() as u64))
 }
 
@@ -140,8 +164,8 @@ impl Encoder {
             PositionTable { side: form.grid_side, width: table.cols(), values: dequantize(table.view())? };
         let options = compile_options(activations, most_patches(form, most_pixels));
         let executable = backend.compile(&encoder.graph, weights, options)?;
-        let (alive, kept) = (HashMap::new(), vec![]);
-        Ok(Some(Self { form: form.clone(), executable, positions, most_pixels, alive, kept }))
+        let (alive, last) = (HashMap::new(), None);
+        Ok(Some(Self { form: form.clone(), executable, positions, most_pixels, alive, last }))
     }
 
     /// Reads a picture.
@@ -157,12 +181,18 @@ impl Encoder {
         if let Some(known) = self.alive.get(&ids[0]).and_then(Weak::upgrade).filter(|k| k.tokens == ids) {
             return Ok(known);
         }
+        self.last = None;
+        self.alive.retain(|_, picture| picture.strong_count() > 0);
+        let alive = self.alive.values().filter_map(Weak::upgrade);
+        let wanted = ids.len() + alive.map(|picture| picture.tokens.len()).sum::<usize>();
+        let most = most_tokens(&self.form, self.most_pixels);
+        if wanted > most {
+            return Err(Error::PicturesFull { wanted, most });
+        }
         let values = self.encode(&patches, model)?;
         let picture = Arc::new(Picture { tokens: ids, placeholder: self.form.placeholder, values });
-        self.alive.retain(|_, picture| picture.strong_count() > 0);
         self.alive.insert(picture.tokens[0], Arc::downgrade(&picture));
-        self.kept.insert(0, Arc::clone(&picture));
-        self.kept.truncate(KEPT);
+        self.last = Some(Arc::clone(&picture));
         Ok(picture)
     }
 
@@ -209,6 +239,8 @@ impl Encoder {
 /// What rows of a batch that are no tokens have in their place, and where all stand.
 #[derive(Debug, Default)]
 pub(crate) struct PictureRows {
+    /// Of every row, with one of the vocabulary, which counts for nothing, where a picture is.
+    tokens: Vec<u32>,
     rows: Vec<u32>,
     values: Vec<f32>,
     positions: Vec<[u32; 3]>,
@@ -220,6 +252,11 @@ impl PictureRows {
         parts.any(|(session, tokens)| {
             !session.pictures().is_empty() || tokens.iter().any(|token| is_picture(*token))
         })
+    }
+
+    /// Tokens of a batch whose sequences have these.
+    pub(crate) fn tokens<'a>(&'a self, tokens: &'a [u32]) -> &'a [u32] {
+        if self.tokens.is_empty() { tokens } else { &self.tokens }
     }
 
     /// For the rows of a batch.
@@ -291,6 +328,7 @@ impl Engine {
         let position = position + before.len();
         places.extend(position, tokens);
         out.positions.extend((0..tokens.len()).map(|index| places.rope_position(position + index)));
+        out.tokens.extend(tokens.iter().map(|token| if is_picture(*token) { 0 } else { *token }));
         let mut picture: Option<Arc<Picture>> = None;
         for (index, token) in tokens.iter().enumerate().filter(|(_, token)| is_picture(**token)) {
             let gone =

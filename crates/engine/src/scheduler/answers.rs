@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Event, Request, Sink, lock};
 use crate::decoding::{Constraint, DecodingOptions};
+use crate::pictures::Picture;
 
 /// Prompts that are answered the same way, each several times. In the queue they count as one request.
 #[derive(Default)]
@@ -18,6 +19,8 @@ pub struct ManyRequest {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Names a conversation that is kept on disk; the first answer to each prompt continues it.
     pub conversation: Option<String>,
+    /// What each prompt shows.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 impl std::fmt::Debug for ManyRequest {
@@ -28,8 +31,8 @@ impl std::fmt::Debug for ManyRequest {
 
 impl From<Request> for ManyRequest {
     fn from(request: Request) -> Self {
-        let Request { prompt, options, constraint, conversation } = request;
-        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation }
+        let Request { prompt, options, constraint, conversation, pictures } = request;
+        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation, pictures }
     }
 }
 
@@ -70,7 +73,7 @@ impl Waiting {
     /// If none is left.
     pub(super) fn take(&mut self) -> (Request, Sink) {
         let is_last = self.left() == 1;
-        let Self { request: ManyRequest { prompts, answers, options, constraint, conversation }, .. } = self;
+        let ManyRequest { prompts, answers, options, constraint, conversation, pictures } = &mut self.request;
         let (number, prompt, of_prompt) = (self.next, self.next / *answers, self.next % *answers);
         let mut options = options.clone();
         options.sampler.seed = options.sampler.seed.map(|seed| seed.wrapping_add(of_prompt as u64));
@@ -80,6 +83,7 @@ impl Waiting {
             options,
             constraint: if is_last { constraint.take() } else { constraint.as_ref().map(|c| c.fork()) },
             conversation: conversation.clone().filter(|_| of_prompt == 0),
+            pictures: pictures.clone(),
         };
         self.next += 1;
         let sink = Arc::clone(&self.sink);

@@ -41,6 +41,7 @@ use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
 use crate::engine::Engine;
 use crate::experts::{CacheStats, ExpertUse};
 use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_within};
+use crate::pictures::{self, Picture};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
@@ -90,6 +91,8 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Names a conversation that is kept on disk, if [`SchedulerOptions::sessions`] is set.
     pub conversation: Option<String>,
+    /// What the prompt shows: its ids that are beyond the vocabulary are theirs, one picture after the other.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 impl std::fmt::Debug for Request {
@@ -268,6 +271,8 @@ pub struct Description {
     pub hidden_size: usize,
     /// Tokens that the model knows; its tokenizer may have fewer.
     pub vocab_size: usize,
+    /// Whether it reads pictures.
+    pub reads_pictures: bool,
 }
 
 impl Description {
@@ -280,6 +285,7 @@ impl Description {
             experts: engine.expert_use().layers().map(|(_, counts)| counts.len()).sum(),
             hidden_size: engine.hidden_size(),
             vocab_size: engine.model().graph.vocab_size(),
+            reads_pictures: engine.reads_pictures(),
         }
     }
 }
@@ -439,7 +445,7 @@ impl Scheduler {
     /// Refuses what could not be answered.
     fn check(&self, request: &ManyRequest) -> Result<()> {
         let Shared { tokenizer, description, .. } = &*self.shared;
-        let ManyRequest { prompts, answers, options, .. } = request;
+        let ManyRequest { prompts, answers, options, pictures, .. } = request;
         let refuse = |option, expected: &str, got: &str| {
             Err(Error::Option { option, expected: expected.into(), got: got.into() })
         };
@@ -457,6 +463,7 @@ impl Scheduler {
                 // One position is for the answer.
                 return Err(Error::ContextFull { wanted: prompt.len() + 1, context: description.context });
             }
+            pictures::check_shown(prompt, pictures)?;
             // Checks the sampler's options and the prompt's tokens.
             Decoding::new(tokenizer, prompt, options.clone(), None)?;
         }

@@ -205,6 +205,7 @@ impl Markup {
             preface: preface.as_deref(),
             tools: json.as_ref(),
             variables: Some(variables),
+            pictures: &[],
         };
         Ok(scheduler.encode_chat(&conversation)?)
     }
