@@ -199,7 +199,7 @@ type Sink = Box<dyn FnMut(Event) + Send>;
 /// What a request asks for.
 enum Work {
     /// Answers.
-    Answer(Waiting),
+    Answer(Box<Waiting>),
     /// Embeddings.
     Embed(Inputs),
 }
@@ -382,7 +382,7 @@ impl Scheduler {
         sink: impl FnMut(usize, Event) + Send + 'static,
     ) -> Result<Ticket> {
         self.check(&request)?;
-        self.enqueue(Work::Answer(Waiting::new(request, Box::new(sink))))
+        self.enqueue(Work::Answer(Box::new(Waiting::new(request, Box::new(sink)))))
     }
 
     /// The embeddings of all inputs, (hidden_size) each, of length 1; waits for them.
