@@ -48,6 +48,13 @@ pub struct Sharing {
     pub kv_tokens: Option<usize>,
     /// Bytes of `--memory` for what they are made from.
     pub reserved: u64,
+    /// Most pixels of pictures, if they are read.
+    pub picture_pixels: Option<usize>,
+}
+
+impl Sharing {
+    /// One sequence, without pictures.
+    pub const ALONE: Self = Self { sequences: 1, kv_tokens: None, reserved: 0, picture_pixels: None };
 }
 
 /// How to run the model.
@@ -126,6 +133,12 @@ fn parse_part(text: &str) -> Result<f32, String> {
     part.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
+/// A positive number of pixels.
+pub fn parse_pixels(text: &str) -> Result<usize, String> {
+    let pixels = text.parse().ok().filter(|pixels| (1..=1 << 28).contains(pixels));
+    pixels.ok_or_else(|| format!("expected a number of pixels from 1 to {}", 1 << 28))
+}
+
 /// A value of an option that knows how it is written.
 pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
@@ -152,7 +165,7 @@ impl EngineArgs {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,
         };
-        let Sharing { sequences, kv_tokens, reserved } = sharing;
+        let Sharing { sequences, kv_tokens, reserved, picture_pixels } = sharing;
         let engine = Options {
             memory: self.memory,
             expert_cache: self.expert_cache,
@@ -171,9 +184,13 @@ impl EngineArgs {
             prefetch: self.prefetch,
             spec_type: self.spec_type,
             draft_max: self.draft_max,
+            picture_pixels,
             ..Options::default()
         };
-        let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
+        // Pictures are read on the processor.
+        let any = picture_pixels.is_some() && self.backend == BackendKind::Auto;
+        let compute = if any { Compute::Cpu } else { self.backend.compute() };
+        let mut options = OpenOptions::new().engine_options(engine).compute(compute);
         options = options.batch_invariant(self.batch_invariant);
         options = options.devices(self.devices.clone().unwrap_or_default());
         options = options.device_memories(self.device_memory.clone());
@@ -184,7 +201,7 @@ impl EngineArgs {
 
     /// Opens a model without its tokenizer, with a progress bar on a terminal.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
-        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
+        self.open_shared(model, default, Sharing::ALONE)
     }
 
     /// As [`EngineArgs::open`], for several sequences at the same time.
@@ -199,12 +216,18 @@ impl EngineArgs {
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
-        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 }, &[])
+        self.open_text_shared(model, Sharing::ALONE, &[])
     }
 
-    /// As [`EngineArgs::open_text`], to answer with the adapter in the folder `lora`, if there is one.
-    pub fn open_adapted(&self, model: &Path, lora: Option<&Path>) -> Result<TextModel> {
-        let sharing = Sharing { sequences: 1, kv_tokens: None, reserved: 0 };
+    /// As [`EngineArgs::open_text`], to answer with the adapter in the folder `lora`, if there is one, and with the part that reads
+    /// pictures of up to so many pixels, if any; then on the processor, unless another backend was asked for.
+    pub fn open_adapted(
+        &self,
+        model: &Path,
+        lora: Option<&Path>,
+        picture_pixels: Option<usize>,
+    ) -> Result<TextModel> {
+        let sharing = Sharing { picture_pixels, ..Sharing::ALONE };
         let Some(folder) = lora else { return self.open_text_shared(model, sharing, &[]) };
         let source = AdapterSource { name: "lora".to_owned(), folder: folder.to_owned() };
         let mut model = self.open_text_shared(model, sharing, std::slice::from_ref(&source))?;

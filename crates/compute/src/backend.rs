@@ -88,6 +88,46 @@ pub struct Batch<'a> {
     /// What a graph with [`GraphBuilder::input_rows`](crate::graph::GraphBuilder::input_rows) reads: (tokens, width), f32. Empty
     /// for other graphs.
     pub rows: &'a [f32],
+    /// Embeddings in place of those of tokens.
+    pub embeddings: Embeddings<'a>,
+    /// Positions of every row on the axes of rotations that have several ([`Rope::axes`](crate::graph::Rope::axes)); empty
+    /// where each is at its place in the sequence on all of them.
+    pub positions: &'a [[u32; 3]],
+}
+
+/// Embeddings that come with a batch in place of those of its tokens: what an encoder made of a picture.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Embeddings<'a> {
+    /// Rows of the batch, ascending.
+    pub rows: &'a [u32],
+    /// (rows, levels · hidden_size), f32: of each row what stands for its token, then what
+    /// [`GraphBuilder::add_embeddings`](crate::graph::GraphBuilder::add_embeddings) adds, level by level.
+    pub values: &'a [f32],
+}
+
+impl<'a> Embeddings<'a> {
+    /// Of each row the `level`-th part of `width` values.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if rows do not have so many.
+    pub(crate) fn level(
+        &self,
+        op: &'static str,
+        level: usize,
+        width: usize,
+    ) -> Result<impl Iterator<Item = (usize, &'a [f32])> + use<'a>> {
+        let Self { rows, values } = *self;
+        let each = values.len().checked_div(rows.len()).unwrap_or(0);
+        let (what, expected) = ("values of an embedding that comes with the batch", (level + 1) * width);
+        if !rows.is_empty() && (each < expected || values.len() % rows.len() != 0) {
+            return Err(crate::Error::Shape { op, what, expected, got: each });
+        }
+        let part = move |(index, row): (usize, &u32)| {
+            let first = index * each + level * width;
+            (*row as usize, &values[first..first + width])
+        };
+        Ok(rows.iter().enumerate().map(part))
+    }
 }
 
 impl Batch<'_> {
@@ -103,6 +143,15 @@ impl Batch<'_> {
             return Some(of_tokens);
         }
         Some(self.outputs.iter().map(|row| of_tokens[*row as usize]).collect())
+    }
+
+    /// Positions of rows on all axes.
+    pub(crate) fn rope_positions(&self) -> impl Iterator<Item = [usize; 3]> {
+        let own = self.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        own.enumerate().map(|(row, position)| match self.positions.get(row) {
+            Some(given) => given.map(|position| position as usize),
+            None => [position; 3],
+        })
     }
 
     /// Checks that there is a row of `width` columns for every token.

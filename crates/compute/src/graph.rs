@@ -33,9 +33,10 @@ mod rope;
 mod rows;
 mod selection;
 
-pub use activation::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
+pub use activation::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
 pub use attention::{
-    Attention, AttentionOp, LatentAttention, LatentAttentionOp, LatentInputs, LatentWeights,
+    Attention, AttentionOp, BidirectionalAttentionOp, LatentAttention, LatentAttentionOp, LatentInputs,
+    LatentWeights,
 };
 pub use builder::GraphBuilder;
 pub use compressed::{
@@ -64,7 +65,10 @@ pub use recurrent::{
     SsmScanOp, SsmWeights, StateId,
 };
 pub use rope::{Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
-pub use rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
+pub use rows::{
+    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp,
+};
 pub use selection::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen};
 
 /// A value in a graph: f32 (rows, width).

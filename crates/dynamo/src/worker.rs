@@ -141,7 +141,7 @@ impl LLMEngine for Worker {
         let (sender, mut events) = mpsc::unbounded_channel();
         // Nobody reads what comes after the end of the stream.
         let sink = move |event| drop(sender.send(event));
-        let asked = Request { prompt, options, constraint, conversation: None };
+        let asked = Request { prompt, options, constraint, ..Request::default() };
         let ticket = scheduler.submit_to(asked, sink).map_err(|error| error::of(&error))?;
         let context = ctx.inner_arc();
         Ok(Box::pin(async_stream::stream! {

@@ -4,6 +4,7 @@ use moeflux_compute::backend::{Batch, Span, StateSlots};
 use moeflux_compute::draw::Draw;
 
 use crate::engine::{Engine, Outputs};
+use crate::pictures::PictureRows;
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -160,7 +161,25 @@ impl Engine {
             spans.push(Span { rows: start..tokens.len(), start: start_position, pages, slots, adapter });
             rows.extend((tokens.len() - part.output_rows()..tokens.len()).map(|row| row as u32));
         }
-        run(self, &Batch { tokens: &tokens, spans: &spans, outputs: &rows, rows: &[] }, parts)?;
+        let mut pictures = PictureRows::default();
+        if PictureRows::needed(parts.iter().map(|part| (&*part.session, part.tokens))) {
+            let mut row = 0;
+            for part in parts.iter() {
+                let at = (&*part.session, part.session.position());
+                self.add_picture_rows(at, (&[], part.tokens), row, &mut pictures)?;
+                row += part.tokens.len();
+            }
+        }
+        let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
+        let batch = Batch {
+            tokens: pictures.tokens(&tokens),
+            spans: &spans,
+            outputs: &rows,
+            embeddings,
+            positions,
+            rows: &[],
+        };
+        run(self, &batch, parts)?;
         drop(spans);
         self.note_hidden(parts);
 

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use crate::decoding::DecodingOptions;
 use crate::generation::{ChatPrompt, Generated, Generation, Step, TextModel, encode_chat};
+use crate::pictures::Picture;
 use crate::reasoning::{Passage, ReasoningForm, ReasoningSplit};
 use crate::session::Session;
 use crate::tokenizer::AddSpecial;
@@ -63,18 +65,33 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Conversation {
     messages: Vec<Value>,
+    /// What the image parts of messages show, in their order.
+    pictures: Vec<Arc<Picture>>,
+    /// What the next message is to show.
+    attached: Vec<Arc<Picture>>,
     session: Session,
+}
+
+/// Image parts of messages.
+fn image_parts(messages: &[Value]) -> usize {
+    let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
+    parts.filter(|part| part["type"] == "image").count()
 }
 
 impl Conversation {
     /// An empty one; see [`TextModel::conversation`].
     pub(crate) fn new(session: Session) -> Self {
-        Self { messages: vec![], session }
+        Self { messages: vec![], pictures: vec![], attached: vec![], session }
     }
 
     /// All messages: objects with `role` and `content`.
     pub fn messages(&self) -> &[Value] {
         &self.messages
+    }
+
+    /// Has the next message of the user show a picture, before its text.
+    pub fn attach(&mut self, picture: Arc<Picture>) {
+        self.attached.push(picture);
     }
 
     /// Appends a message without answering it, such as an example or what was said elsewhere.
@@ -104,11 +121,15 @@ impl Conversation {
     }
 
     /// Takes back the user's last message and what followed it; returns the message, `None` if there is none. What the
-    /// session holds of it is left out of the next evaluation.
+    /// session holds of it is left out of the next evaluation. Pictures that it showed are attached again.
     pub fn take_back(&mut self) -> Option<String> {
         let last = self.messages.iter().rposition(|message| message["role"] == "user")?;
         let taken = self.messages.split_off(last);
-        taken[0]["content"].as_str().map(str::to_owned)
+        let left = image_parts(&self.messages);
+        self.attached.extend(self.pictures.drain(left.min(self.pictures.len())..));
+        let content = &taken[0]["content"];
+        let parts = || content.as_array()?.iter().find_map(|part| part["text"].as_str());
+        content.as_str().or_else(parts).map(str::to_owned)
     }
 
     /// Forgets everything but the system message.
@@ -117,6 +138,8 @@ impl Conversation {
     /// As [`Engine::truncate`](crate::Engine::truncate).
     pub fn reset(&mut self, model: &mut TextModel) -> Result<()> {
         self.messages.retain(|message| message["role"] == "system");
+        self.pictures.clear();
+        self.attached.clear();
         model.engine.truncate(&mut self.session, 0)
     }
 
@@ -142,6 +165,7 @@ impl Conversation {
             expected: "messages beside the session".to_owned(),
             got: error.to_string(),
         })?;
+        self.pictures = model.engine.pictures_of(&self.session)?;
         Ok(())
     }
 
@@ -185,9 +209,18 @@ impl Conversation {
         text: &str,
         options: &AnswerOptions,
     ) -> Result<Answer<'a>> {
-        self.push("user", text);
-        let Self { messages, session } = self;
-        match Self::begin(session, model, messages, options) {
+        // Those of a message that was not answered are no part of the conversation either.
+        self.pictures.truncate(image_parts(&self.messages));
+        if self.attached.is_empty() {
+            self.push("user", text);
+        } else {
+            let mut parts = vec![json!({"type": "image"}); self.attached.len()];
+            parts.push(json!({"type": "text", "text": text}));
+            self.messages.push(json!({"role": "user", "content": parts}));
+            self.pictures.append(&mut self.attached);
+        }
+        let Self { messages, pictures, session, .. } = self;
+        match Self::begin(session, model, (messages, pictures), options) {
             Ok((generation, split, reused)) => Ok(Answer {
                 generation: Some(generation),
                 split,
@@ -208,15 +241,16 @@ impl Conversation {
     fn begin<'a>(
         session: &'a mut Session,
         model: &'a mut TextModel,
-        messages: &[Value],
+        (messages, pictures): (&[Value], &[Arc<Picture>]),
         options: &AnswerOptions,
     ) -> Result<(Generation<'a>, ReasoningSplit, usize)> {
-        let prompt = ChatPrompt { messages, variables: Some(&options.variables), ..ChatPrompt::default() };
+        let variables = Some(&options.variables);
+        let prompt = ChatPrompt { messages, variables, pictures, ..ChatPrompt::default() };
         let encoded = encode_chat(&model.tokenizer, model.template.as_ref(), &prompt)?;
         // What the session already holds of the conversation need not be evaluated again.
         let all = &encoded.tokens;
         let common = all.iter().zip(session.tokens()).take_while(|(a, b)| a == b).count();
-        let common = common.min(all.len().saturating_sub(1));
+        let common = session.pictures().whole(common.min(all.len().saturating_sub(1)));
         model.engine.truncate(session, common)?;
 
         let form = ReasoningForm::of(model.template.as_ref());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use moeflux_compute::draw::Draw;
 
 use crate::generation::Finish;
+use crate::pictures::tokens::is_picture;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::tokenizer::{DecodeStream, Tokenizer};
 use crate::{Error, Result};
@@ -109,9 +110,11 @@ impl<'t> Decoding<'t> {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<Self> {
         let mut sampler = Sampler::new(options.sampler.clone(), tokenizer.vocab_size())?;
-        prompt.iter().for_each(|token| sampler.accept(*token));
+        // Pictures are no text.
+        let words: Vec<u32> = prompt.iter().copied().filter(|token| !is_picture(*token)).collect();
+        words.iter().for_each(|token| sampler.accept(*token));
         Ok(Self {
-            text: Some(tokenizer.decode_stream_after(prompt, true)?),
+            text: Some(tokenizer.decode_stream_after(&words, true)?),
             tokenizer,
             options,
             sampler,

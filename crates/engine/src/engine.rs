@@ -1,5 +1,6 @@
 //! [`Engine`]: a loaded model with its memory.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +26,8 @@ use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::minima::Minima;
-use crate::models::Model;
+use crate::models::{self, Model};
+use crate::pictures::{Encoder, PictureRows, tokens::is_picture};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
 use crate::speculation::{Drafter, Means, SpecType, Speculator};
@@ -78,6 +80,9 @@ pub struct Options {
     pub draft_max: usize,
     /// Adapters, whose weights are resident, for sessions that ask for one: [`Engine::session_with`].
     pub adapters: Vec<AdapterSource>,
+    /// Most pixels that a picture is read with; larger ones are reduced. Without it the part of the model that reads pictures
+    /// is not loaded.
+    pub picture_pixels: Option<usize>,
 }
 
 impl Default for Options {
@@ -103,7 +108,29 @@ impl Default for Options {
             spec_type: SpecType::default(),
             draft_max: 4,
             adapters: vec![],
+            picture_pixels: None,
         }
+    }
+}
+
+impl Options {
+    /// Records the model of a checkpoint with what these options ask for.
+    ///
+    /// # Errors
+    /// As [`models::record`](crate::models::record); [`Error::Option`] for what the backend or the checkpoint has not.
+    pub(crate) fn record(&self, checkpoint: Arc<Checkpoint>, backend: &dyn Backend) -> Result<Model> {
+        if self.picture_pixels.is_none() {
+            return self.spec_type.record(checkpoint, backend, self.context);
+        }
+        let refused =
+            |option, expected: &str, got| Err(Error::Option { option, expected: expected.to_owned(), got });
+        if backend.has_own_memory() {
+            return refused("backend", "the processor, where pictures are read", backend.describe());
+        }
+        if self.spec_type == SpecType::Mtp {
+            return refused("spec_type", "off, ngram or auto, with pictures", self.spec_type.to_string());
+        }
+        models::record_with_vision(checkpoint, self.context)
     }
 }
 
@@ -184,6 +211,8 @@ pub struct Engine {
     pub(crate) speculator: Speculator,
     /// The layer that drafts, if there is one.
     pub(crate) drafter: Option<Drafter>,
+    /// What reads pictures, if it was asked for.
+    pub(crate) encoder: Option<Encoder>,
     /// Of the last batch: its memory is used again.
     pub(crate) logits: Vec<f32>,
 }
@@ -206,7 +235,7 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let mut model = options.spec_type.record(checkpoint, backend, options.context)?;
+        let mut model = options.record(checkpoint, backend)?;
         model.adapt(&options.adapters)?;
         let kind = options.read_queue.or_else(|| model.experts.best_queue());
         let opened = queue::open(kind, options.read_depth);
@@ -245,6 +274,8 @@ impl Engine {
         };
         let weights = model.load(&mut read)?;
         let draft_weights = model.load_draft(&weights, &mut read)?;
+        let pixels = options.picture_pixels.unwrap_or(0);
+        let encoder = Encoder::new(&model, backend, options.activations, pixels, &mut read)?;
         let (description, precision) = (backend.describe(), (options.activations, kv_type));
         let (own_graph, own_weights) = model.own_graph();
         let fingerprint = Fingerprint::new(&own_graph, &weights[..own_weights], &description, precision);
@@ -304,6 +335,7 @@ impl Engine {
             stats: Stats::default(),
             speculator,
             drafter,
+            encoder,
             logits: vec![],
         })
     }
@@ -513,8 +545,12 @@ impl Engine {
                 _ => vec![],
             };
             let (pages, adapter) = (session.pages(), session.adapter());
-            let span = Span { rows: 0..chunk.len(), start: position, pages, slots, adapter };
-            let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows, rows: &[] };
+            let spans = &[Span { rows: 0..chunk.len(), start: position, pages, slots, adapter }];
+            let pictures = self.picture_rows(session, (start, tokens), position..position + chunk.len())?;
+            let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
+            let outputs = &rows[..];
+            let batch =
+                Batch { tokens: pictures.tokens(chunk), spans, outputs, embeddings, positions, rows: &[] };
             run(self, &batch, position + chunk.len() - rows.len())?;
             session.drafts.push(position, chunk, self.executable.every_hidden());
             // The state before is kept; the new one belongs to this evaluation.
@@ -523,6 +559,22 @@ impl Engine {
             self.enter_known(session, (start, &tokens[..position - start]));
         }
         Ok(state)
+    }
+
+    /// What positions `range` of a sequence need whose first `start` tokens are those of `session`, and the others `tokens`.
+    fn picture_rows(
+        &self,
+        session: &Session,
+        (start, tokens): (usize, &[u32]),
+        range: Range<usize>,
+    ) -> Result<PictureRows> {
+        let mut pictures = PictureRows::default();
+        if PictureRows::needed(std::iter::once((session, tokens))) {
+            let next = &tokens[range.start - start..range.end - start];
+            let before = &tokens[..range.start - start];
+            self.add_picture_rows((session, start), (before, next), 0, &mut pictures)?;
+        }
+        Ok(pictures)
     }
 
     /// Runs a batch and appends its logits to `all`; `first` is the position of the first.
@@ -622,7 +674,9 @@ impl Engine {
     /// [`Error::Token`] and [`Error::ContextFull`].
     pub fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
         let vocab_size = self.model.graph.vocab_size();
-        if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
+        let pictures = self.encoder.is_some();
+        let known = |token: u32| (token as usize) < vocab_size || (pictures && is_picture(token));
+        if let Some(position) = tokens.iter().position(|token| !known(*token)) {
             return Err(Error::Token { token: tokens[position], position, vocab_size });
         }
         let wanted = from + tokens.len();

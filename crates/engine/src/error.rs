@@ -120,6 +120,30 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The checkpoint cannot read pictures.
+    #[error("{}: no pictures: {reason}", path.display())]
+    Vision {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A picture cannot be read.
+    #[error("picture: expected {expected}, got {got}")]
+    Picture {
+        /// What can be read.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// Pictures that are still needed leave no room for another.
+    #[error("pictures of {wanted} tokens at the same time: there is room for {most}")]
+    PicturesFull {
+        /// Tokens of all that would be held.
+        wanted: usize,
+        /// Tokens that there is room for.
+        most: usize,
+    },
     /// The memory budget does not hold even the smallest working set.
     #[error("a memory budget of {} is too small for this model: it needs at least {} ({parts}){}", size(*budget), size(*minimum), and_device(*device))]
     Budget {

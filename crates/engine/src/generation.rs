@@ -1,6 +1,7 @@
 //! [`TextModel`]: from text to text: tokenizer, chat template and engine of one checkpoint.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::Backend;
@@ -11,6 +12,7 @@ use crate::chat_template::ChatTemplate;
 use crate::conversation::Conversation;
 use crate::decoding::{Decoding, DecodingOptions, Piece};
 use crate::engine::{Engine, Options, Outputs, Stats};
+use crate::pictures::{self, Picture};
 use crate::session::Session;
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
@@ -299,6 +301,8 @@ pub struct ChatPrompt<'a> {
     pub tools: Option<&'a Value>,
     /// Further variables of the template, as in `enable_thinking`.
     pub variables: Option<&'a Map<String, Value>>,
+    /// What the image parts of messages show, in their order.
+    pub pictures: &'a [Arc<Picture>],
 }
 
 /// A conversation as the model reads it.
@@ -308,6 +312,8 @@ pub struct EncodedChat {
     pub tokens: Vec<u32>,
     /// The text that they stand for.
     pub text: String,
+    /// What it shows, which must be alive while the tokens are evaluated.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 /// Renders and encodes a conversation; without a chat template, its last message alone.
@@ -340,14 +346,18 @@ pub(crate) fn encode_chat_within(
     conversation: &ChatPrompt<'_>,
     context: usize,
 ) -> Result<EncodedChat> {
-    let ChatPrompt { messages, preface, tools, variables } = *conversation;
+    let ChatPrompt { messages, preface, tools, variables, pictures } = *conversation;
     let mut messages = Value::Array(messages.to_vec());
     tokenizer.mark_outside(&mut messages);
     let Some(template) = template else {
         let last = messages.as_array().and_then(|messages| messages.last());
         let text = last.and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
         let (tokens, text) = tokenizer.encode_marked_within(text.to_owned(), AddSpecial::Yes, context)?;
-        return Ok(EncodedChat { tokens, text });
+        return Ok(EncodedChat {
+            tokens: pictures::place(tokens, pictures)?,
+            text,
+            pictures: pictures.to_vec(),
+        });
     };
     if let (Some(preface), Some(messages)) = (preface, messages.as_array_mut()) {
         append_to_system(preface, messages);
@@ -362,5 +372,5 @@ pub(crate) fn encode_chat_within(
         let reason = "it makes no text of these messages".to_owned();
         return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });
     }
-    Ok(EncodedChat { tokens, text })
+    Ok(EncodedChat { tokens: pictures::place(tokens, pictures)?, text, pictures: pictures.to_vec() })
 }

@@ -128,6 +128,13 @@ impl OpenOptions {
         self
     }
 
+    /// Loads the part of the model that reads pictures too; larger ones are reduced to so many pixels. Pictures are read on the
+    /// processor.
+    pub fn picture_pixels(mut self, pixels: usize) -> Self {
+        self.options.picture_pixels = Some(pixels);
+        self
+    }
+
     /// Everything else that [`Options`] has. Its `memory` counts only if [`OpenOptions::memory`] was not called; call this
     /// before the other methods, which change single fields.
     pub fn engine_options(mut self, options: Options) -> Self {
@@ -175,7 +182,7 @@ impl OpenOptions {
     pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
         let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
-        let mut model = self.options.spec_type.record(checkpoint, &*backend, self.options.context)?;
+        let mut model = self.options.record(checkpoint, &*backend)?;
         model.adapt(&self.options.adapters)?;
         Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
     }

@@ -9,6 +9,7 @@ use crate::engine::Options;
 use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
+use crate::pictures;
 use crate::speculation::KEPT_HIDDEN;
 use crate::{Error, Result};
 
@@ -106,6 +107,8 @@ impl Placement {
             None => 0,
         };
         let reading = model.experts.reading_bytes(options.read_depth);
+        let pixels = options.picture_pixels.unwrap_or(0);
+        let pictures = pictures::memory(model, backend, options.activations, pixels);
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -119,6 +122,7 @@ impl Placement {
                 .saturating_mul(2)
                 .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
             let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
+            let scratch = scratch.saturating_add(pictures);
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);

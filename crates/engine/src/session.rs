@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use moeflux_compute::backend::PAGE_TOKENS;
 
 use crate::chain::Chain;
+use crate::pictures::tokens::Places;
 use crate::speculation::DraftRows;
 use crate::{Error, Result};
 
@@ -161,6 +162,8 @@ pub struct Session {
     tokens: Vec<u32>,
     /// Hashes of the blocks of `tokens`, as far as anybody asked for them.
     chain: Chain,
+    /// Where there are pictures among them.
+    pictures: Places,
     /// State after all tokens; `None` at position 0 and for models without recurrent state.
     state: Option<Arc<Slot>>,
     /// Ascending positions above 0.
@@ -181,9 +184,19 @@ impl Session {
     /// A sequence that is evaluated with the adapter of this number, which is known by a hash.
     pub(crate) fn with_adapter(pool: Arc<Pool>, adapter: Option<(u32, u64)>) -> Self {
         let chain = Chain::of(adapter.map_or(0, |(_, root)| root));
-        let (drafts, checkpoints) = (DraftRows::default(), VecDeque::new());
+        let (drafts, checkpoints, pictures) = (DraftRows::default(), VecDeque::new(), Places::default());
         let adapter = adapter.map(|(number, _)| number);
-        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, drafts, adapter, pool }
+        Self {
+            pages: vec![],
+            tokens: vec![],
+            chain,
+            pictures,
+            state: None,
+            checkpoints,
+            drafts,
+            adapter,
+            pool,
+        }
     }
 
     /// Number of the adapter that its tokens are evaluated with, if any.
@@ -196,9 +209,14 @@ impl Session {
         self.tokens.len()
     }
 
-    /// The tokens evaluated so far.
+    /// The tokens evaluated so far. Where a picture is, they are beyond the vocabulary: see [`Picture::tokens`](crate::Picture).
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Where there are pictures among the tokens.
+    pub(crate) fn pictures(&self) -> &Places {
+        &self.pictures
     }
 
     /// The tokens evaluated so far, and the hashes of their full blocks.
@@ -252,6 +270,7 @@ impl Session {
     pub(crate) fn cut(&mut self, position: usize, state: Option<Arc<Slot>>) {
         self.tokens.truncate(position);
         self.chain.truncate(position);
+        self.pictures.cut(position);
         self.checkpoints.retain(|c| c.position <= position);
         self.state = state;
         self.cut_drafts(position);
@@ -269,6 +288,7 @@ impl Session {
 
     /// Appends evaluated tokens, after which the recurrent state is `state`.
     pub(crate) fn extend(&mut self, tokens: &[u32], state: Option<Arc<Slot>>) {
+        self.pictures.extend(self.tokens.len(), tokens);
         self.tokens.extend_from_slice(tokens);
         self.state = state;
     }
@@ -278,6 +298,7 @@ impl Session {
         self.checkpoints.clear();
         self.drafts = DraftRows::default();
         self.drafts.restart(tokens.len());
+        self.pictures = Places::of(&tokens);
         self.tokens = tokens;
         self.chain = Chain::default();
         self.state = state;
@@ -361,7 +382,7 @@ impl Session {
     /// The last position up to `limit` at which [`Session::fork`] can branch off.
     pub fn fork_position(&self, limit: usize) -> usize {
         match &self.state {
-            None => limit.min(self.position()),
+            None => self.pictures.whole(limit.min(self.position())),
             Some(_) if limit >= self.position() => self.position(),
             Some(_) => self.nearest(limit).0,
         }
@@ -381,6 +402,7 @@ impl Session {
             pages,
             tokens: self.tokens[..position].to_vec(),
             chain: self.chain.first(position),
+            pictures: Places::of(&self.tokens[..position]),
             state,
             checkpoints: kept.cloned().collect(),
             drafts: self.drafts.clone(),

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use crate::checkpoint::CheckpointFile;
 use crate::checkpoint::safetensors::{ElementType, Header, TensorInfo, TensorSpec, Writer};
 use crate::engine::Engine;
+use crate::pictures::tokens::is_picture;
 use crate::session::{Session, Slot};
 use crate::speculation::{DraftRows, Drafter, KEPT_HIDDEN};
 use crate::{Error, Result};
@@ -269,7 +270,9 @@ impl Engine {
         if values.len() > self.context() {
             return Err(Error::ContextFull { wanted: values.len(), context: self.context() });
         }
-        let beyond = values.iter().find(|token| **token as usize >= vocab_size);
+        let pictures = self.reads_pictures();
+        let known = |token: u32| (token as usize) < vocab_size || (pictures && is_picture(token));
+        let beyond = values.iter().find(|token| !known(**token));
         if tokens.dtype != "U32" || beyond.is_some() {
             let got = beyond.map_or_else(|| tokens.dtype.clone(), u32::to_string);
             return Err(fault("tokens", format!("U32 ids below {vocab_size}"), got));

@@ -94,6 +94,7 @@ impl Prompt {
                         preface: None,
                         tools: None,
                         variables: Some(variables),
+                        pictures: &[],
                     })?,
                 };
                 let chat = scheduler.template().is_some().then_some(encoded.text);

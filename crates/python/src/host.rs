@@ -125,7 +125,7 @@ impl Host {
         };
         let adapter = options.adapter.clone();
         let request =
-            Request { prompt: prompt.tokens, options: decoding, constraint, conversation: None, adapter };
+            Request { prompt: prompt.tokens, options: decoding, constraint, adapter, ..Request::default() };
         let inbox = Inbox::new(self.wakers.clone());
         let sink: Box<dyn FnMut(Event) + Send> = Box::new(inbox.sink());
         let ticket = served.scheduler.submit_to(request, sink).or_raise(py)?;

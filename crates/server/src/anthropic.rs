@@ -17,7 +17,7 @@ use crate::openai::{engine_usage, unique};
 use crate::prompt::{self, Prompt};
 use crate::prompt::{Ask, Form, Sampling, content_text};
 use crate::sse::{self, Events, Render, Tell};
-use crate::{App, Site, body, fields};
+use crate::{App, Site, body, fields, pictures};
 
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
@@ -68,7 +68,7 @@ pub(crate) async fn count_tokens(State(site): State<Arc<Site>>, request: Request
         let count = tokio::task::spawn_blocking(move || {
             let _room = room;
             let encoded = ask.prompts.iter().map(|prompt| ask.encode(&theirs, prompt));
-            encoded.map(|encoded| encoded.map(|(tokens, _)| tokens.len())).sum()
+            encoded.map(|encoded| encoded.map(|encoded| encoded.tokens.len())).sum()
         });
         let count = count.await.unwrap_or(Ok(0))?;
         Ok::<_, ApiError>(Json(json!({"input_tokens": count})).into_response())
@@ -123,10 +123,19 @@ fn push_message(message: &Value, param: &str, messages: &mut Vec<Value>) -> Resu
         return Ok(());
     };
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), vec![]);
+    // In their order, which counts where there are pictures among them.
+    let (mut parts, mut shows) = (vec![], false);
     for block in blocks {
         let said = |key: &str| block.get(key).and_then(Value::as_str).unwrap_or_default();
         match said("type") {
-            "text" => text.push_str(said("text")),
+            "text" => {
+                text.push_str(said("text"));
+                parts.push(block.clone());
+            }
+            "image" if role == "user" => {
+                shows = true;
+                parts.push(block.clone());
+            }
             "thinking" => reasoning.push_str(said("thinking")),
             "redacted_thinking" => {}
             "tool_use" => {
@@ -145,10 +154,15 @@ fn push_message(message: &Value, param: &str, messages: &mut Vec<Value>) -> Resu
             }
         }
     }
-    if text.is_empty() && calls.is_empty() && blocks.iter().any(|block| block["type"] == "tool_result") {
+    if text.is_empty()
+        && calls.is_empty()
+        && !shows
+        && blocks.iter().any(|block| block["type"] == "tool_result")
+    {
         return Ok(());
     }
-    let mut normal = json!({"role": role, "content": text});
+    let content = if shows { pictures::content(&json!(parts), param)? } else { json!(text) };
+    let mut normal = json!({"role": role, "content": content});
     if !reasoning.is_empty() {
         normal["reasoning_content"] = json!(reasoning);
     }

@@ -127,6 +127,11 @@ impl From<moeflux::Error> for ApiError {
                 "prompt",
                 format!("expected token ids below {vocab_size} that are in use, got {token}"),
             ),
+            E::PicturesFull { .. } => Self {
+                retry_after: Some(Duration::from_secs(5)),
+                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            },
+            E::Picture { .. } => Self::invalid("messages", message),
             E::Token { .. } | E::Logits { .. } => Self::new(StatusCode::BAD_REQUEST, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }

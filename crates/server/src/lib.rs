@@ -30,6 +30,7 @@ mod models;
 mod ollama;
 mod openai;
 mod page;
+mod pictures;
 mod prompt;
 mod schema;
 mod serve;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use moeflux::generation::EncodedChat;
 use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::ManyRequest;
-use moeflux::{Constraint, DecodingOptions};
+use moeflux::{Constraint, DecodingOptions, Picture};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -161,6 +162,15 @@ pub(crate) enum Prompt {
     Tokens(Vec<u32>),
 }
 
+/// A prompt as the model reads it.
+pub(crate) struct Encoded {
+    pub(crate) tokens: Vec<u32>,
+    /// If it came through the chat template.
+    pub(crate) text: Option<String>,
+    /// What it shows.
+    pub(crate) pictures: Vec<Arc<Picture>>,
+}
+
 /// A request in the terms that all interfaces share.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
@@ -253,13 +263,14 @@ impl Ask {
             }
         }
         let sampler = self.sampling.options(app.scheduler.tokenizer().eos_ids())?;
-        let mut prompts = vec![];
+        let (mut prompts, mut pictures) = (vec![], vec![]);
         let (mut parts, mut text) = (Parts::default(), None);
         let tools = self.tools.clone().map(Arc::new);
         for prompt in &self.prompts {
             let encoded = self.encode(app, prompt)?;
-            prompts.push(encoded.0);
-            text = encoded.1;
+            prompts.push(encoded.tokens);
+            pictures.extend(encoded.pictures);
+            text = encoded.text;
             if let Some(text) = &text {
                 parts = app.markup.parts(text, tools.as_ref());
             }
@@ -279,22 +290,25 @@ impl Ask {
             constraint,
             conversation: self.conversation,
             adapter: app.adapter.clone(),
+            pictures,
         };
         Ok((request, parts))
     }
 
-    /// Token ids of a prompt, and its text if it came through the chat template.
-    pub(crate) fn encode(&self, app: &App, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), ApiError> {
+    /// Encodes a prompt.
+    pub(crate) fn encode(&self, app: &App, prompt: &Prompt) -> Result<Encoded, ApiError> {
+        let plain = |tokens| Ok(Encoded { tokens, text: None, pictures: vec![] });
         match prompt {
-            Prompt::Tokens(tokens) => Ok((tokens.clone(), None)),
-            Prompt::Text(text) => Ok((app.scheduler.encode(text)?, None)),
+            Prompt::Tokens(tokens) => plain(tokens.clone()),
+            Prompt::Text(text) => plain(app.scheduler.encode(text)?),
             Prompt::Chat(messages, variables) => {
                 let mut encoded =
                     app.markup.encode(&app.scheduler, messages, self.tools.as_ref(), variables)?;
                 if let Some(beginning) = &self.prefill {
                     app.markup.begin_answer(&app.scheduler, &mut encoded, beginning)?;
                 }
-                Ok((encoded.tokens, Some(encoded.text)))
+                let EncodedChat { tokens, text, pictures } = encoded;
+                Ok(Encoded { tokens, text: Some(text), pictures })
             }
         }
     }

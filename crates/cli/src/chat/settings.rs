@@ -37,9 +37,9 @@ pub struct ConversationArgs {
 }
 
 impl ConversationArgs {
-    /// Opens the model, with the adapter if there is one.
-    pub fn open_text(&self, model: &Path) -> Result<TextModel> {
-        self.engine.open_adapted(model, self.lora.as_deref())
+    /// Opens the model, with the adapter if there is one, and with the part that reads pictures of up to so many pixels, if any.
+    pub fn open_text(&self, model: &Path, picture_pixels: Option<usize>) -> Result<TextModel> {
+        self.engine.open_adapted(model, self.lora.as_deref(), picture_pixels)
     }
 }
 

@@ -299,7 +299,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
     let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
-    let sharing = Sharing { sequences, kv_tokens: (sequences > 1).then_some(kv_tokens), reserved: 0 };
+    let kv_tokens = (sequences > 1).then_some(kv_tokens);
+    let sharing = Sharing { sequences, kv_tokens, ..Sharing::ALONE };
     let path = args.model.path()?;
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };

@@ -32,7 +32,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
 /// Talks until there is nothing more to say.
 pub fn chat(model: &ModelArg, args: &ConversationArgs, keep_history: bool) -> Result<()> {
     let screen = Screen::new();
-    let mut model = args.open_text(&model.path()?)?;
+    let mut model = args.open_text(&model.path()?, None)?;
     describe(&model, &screen);
     let settings = Settings::new(args, &model)?;
     let conversation = open_conversation(&mut model, args, &screen)?;

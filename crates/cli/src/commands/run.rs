@@ -1,6 +1,7 @@
 //! `moeflux run`: one answer to a prompt, or a chat.
 
 use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -8,6 +9,7 @@ use moeflux::Passage;
 
 use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, Totals, describe, open_conversation};
 use crate::commands::chat::chat;
+use crate::engine_args::parse_pixels;
 use crate::model::ModelArg;
 use crate::next;
 
@@ -22,9 +24,18 @@ pub struct RunArgs {
     /// Continue the prompt as plain text, without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
+    /// A picture that the prompt is about, a PNG, JPEG, WebP or GIF file, for models that read pictures; may be repeated
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    image: Vec<PathBuf>,
+    /// Most pixels to read a picture with: larger ones are reduced
+    #[arg(long, value_name = "N", default_value_t = PICTURE_PIXELS, value_parser = parse_pixels, requires = "image")]
+    image_pixels: usize,
     #[command(flatten)]
     conversation: ConversationArgs,
 }
+
+/// 1024 by 1024: a thousand tokens of a model with blocks of 32 by 32 pixels.
+const PICTURE_PIXELS: usize = 1 << 20;
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = match &args.prompt {
@@ -32,7 +43,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
             refuse_options(prompt)?;
             prompt.clone()
         }
-        None if std::io::stdin().is_terminal() && !args.raw => {
+        None if std::io::stdin().is_terminal() && !args.raw && args.image.is_empty() => {
             return chat(&args.model, &args.conversation, true);
         }
         None => {
@@ -47,12 +58,18 @@ pub fn run(args: &RunArgs) -> Result<()> {
         bail!("the prompt is empty");
     }
     let screen = Screen::new();
-    let mut model = args.conversation.open_text(&args.model.path()?)?;
+    let pictures = args.image.iter().map(|file| read_file(file)).collect::<Result<Vec<_>>>()?;
+    let pixels = (!pictures.is_empty()).then_some(args.image_pixels);
+    let mut model = args.conversation.open_text(&args.model.path()?, pixels)?;
     describe(&model, &screen);
     // Checked before the first question rather than after it.
     let settings = Settings::new(&args.conversation, &model)?;
     let interrupt = Interrupt::install()?;
-    let conversation = open_conversation(&mut model, &args.conversation, &screen)?;
+    let mut conversation = open_conversation(&mut model, &args.conversation, &screen)?;
+    for (file, bytes) in args.image.iter().zip(&pictures) {
+        let picture = model.engine.read_picture(bytes);
+        conversation.attach(picture.with_context(|| file.display().to_string())?);
+    }
     let file = args.conversation.session.clone();
     let totals = Totals::default();
     let mut chat = Chat { model, conversation, totals, settings, screen, interrupt, file };
@@ -67,6 +84,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
         chat.screen.note(&next);
     }
     Ok(())
+}
+
+fn read_file(file: &Path) -> Result<Vec<u8>> {
+    std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
 /// Writes what follows `text`, without a template.

@@ -15,7 +15,7 @@ use moeflux::{AdapterSource, SchedulerOptions};
 use moeflux_server::{KvEvents, Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::engine_args::{EngineArgs, Sharing};
+use crate::engine_args::{EngineArgs, Sharing, parse_pixels};
 use crate::kv_events_args::KvEventsArgs;
 use crate::listen_args::ListenArgs;
 use crate::log::{Log, LogFormat, LogLevel};
@@ -116,6 +116,10 @@ pub struct ServeArgs {
     /// Maximum seconds for answers to finish after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     drain: u64,
+    /// Read pictures in messages, of up to so many pixels: larger ones are reduced; for models that read pictures, such as 1048576
+    /// [default: pictures are refused]
+    #[arg(long, value_name = "N", value_parser = parse_pixels, help_heading = "Serving")]
+    image_pixels: Option<usize>,
     #[command(flatten)]
     kv_events: KvEventsArgs,
     #[command(flatten)]
@@ -246,7 +250,8 @@ impl ServeArgs {
     }
 
     fn sharing(&self, reserved: u64) -> Sharing {
-        Sharing { sequences: self.sequences, kv_tokens: self.kv_tokens, reserved }
+        let (sequences, kv_tokens, picture_pixels) = (self.sequences, self.kv_tokens, self.image_pixels);
+        Sharing { sequences, kv_tokens, reserved, picture_pixels }
     }
 
     fn scheduling(&self) -> SchedulerOptions {

@@ -4,7 +4,7 @@ use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::simd::Simd;
 use super::vector;
 use crate::Result;
-use crate::graph::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
+use crate::graph::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
 
 impl CpuOp for ActivateOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
@@ -16,6 +16,24 @@ impl CpuOp for ActivateOp {
                 out.copy_from_slice(cpu.values.row(gate, row));
             }
             activate(simd, activation, out, cpu.values.row(up, row));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for GeluOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, form } = *self;
+        let simd = cpu.context.simd;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            match form {
+                Gelu::Tanh => gelu(simd, out),
+                Gelu::Erf => out.iter_mut().for_each(|v| {
+                    *v *= 0.5 * (1.0 + libm::erff(*v * std::f32::consts::FRAC_1_SQRT_2));
+                }),
+            }
         });
         Ok(())
     }
@@ -86,11 +104,16 @@ pub(super) fn soft_cap(simd: Simd, x: &mut [f32], limit: f32) {
     x.iter_mut().for_each(|v| *v = limit * (*v - 1.0));
 }
 
-/// gelu(gate) ⊙ up, in place of gate: `gelu` of the GPUs' `activate.h`, with the same roundings.
-fn gelu_mul(simd: Simd, gate: &mut [f32], up: &[f32]) {
+/// gelu(x) by the hyperbolic tangent, in place: `gelu` of the GPUs' `activate.h`, with the same roundings.
+fn gelu(simd: Simd, x: &mut [f32]) {
     // √(8/π), and its product with 0.044715.
-    let logits: Vec<f32> = gate.iter().map(|g| g * (1.595_769 + 0.071_354_82 * (g * g))).collect();
-    vector::sigmoid_mul(simd, &logits, gate);
+    let logits: Vec<f32> = x.iter().map(|v| v * (1.595_769 + 0.071_354_82 * (v * v))).collect();
+    vector::sigmoid_mul(simd, &logits, x);
+}
+
+/// gelu(gate) ⊙ up, in place of gate.
+fn gelu_mul(simd: Simd, gate: &mut [f32], up: &[f32]) {
+    gelu(simd, gate);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u);
 }
 

@@ -91,6 +91,8 @@ pub(crate) struct CpuExecutable {
     pub(super) angles: Vec<Angles>,
     /// Of the batch's tokens.
     pub(super) positions: Vec<usize>,
+    /// The same on the axes of rotations.
+    pub(super) rope_positions: Vec<[usize; 3]>,
     /// A value as int8, and which it is.
     pub(super) q8: Q8Rows,
     pub(super) q8_of: Option<Value>,
@@ -150,6 +152,7 @@ impl CpuExecutable {
             compressed_caches,
             graph: Arc::new(graph),
             positions: vec![],
+            rope_positions: vec![],
             weights,
             q8: Q8Rows::with_second_term(context.second_term),
             q8_of: None,
@@ -233,8 +236,10 @@ impl CpuExecutable {
         self.adapters.set(batch);
         self.positions.clear();
         self.positions.extend(batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()));
+        self.rope_positions.clear();
+        self.rope_positions.extend(batch.rope_positions());
         for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {
-            angles.set(rope, self.positions.iter().copied());
+            angles.set(rope, self.rope_positions.iter().copied());
         }
         for step in 0..steps {
             let nodes = self.steps[step].clone();
@@ -318,7 +323,12 @@ impl Executable for CpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        self.run_steps(self.steps.len(), batch, experts, logits)
+        self.run_steps(self.steps.len(), batch, experts, logits)?;
+        if let Some(made) = self.values.get(self.graph.logits) {
+            logits.clear();
+            logits.extend_from_slice(made);
+        }
+        Ok(())
     }
 
     fn run_hidden(

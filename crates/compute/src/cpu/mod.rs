@@ -3,6 +3,7 @@
 pub(crate) mod activate;
 pub mod activations;
 mod attention;
+mod bidirectional_attention;
 mod block_attention;
 mod causal_conv1d;
 mod choose_blocks;
@@ -94,6 +95,7 @@ impl Backend for CpuBackend {
         let compressed =
             compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
+        let packed = bidirectional_attention::scratch_bytes(graph, options.max_rows);
         // One more widest row stands for the int8 copy of a value.
         let every = if options.every_hidden { graph.with_every_hidden() } else { None };
         let values = match &every {
@@ -108,7 +110,8 @@ impl Backend for CpuBackend {
             self.pool.threads() * matmul::scratch_bytes(options.max_rows.saturating_mul(terms), cols);
         let adapters = low_rank::scratch_bytes(graph, top_k, options.max_rows);
         let shared = moe.max().unwrap_or(0).saturating_add(latent.chain(compressed).max().unwrap_or(0));
-        rows.saturating_add(shared).saturating_add(products).saturating_add(logits).saturating_add(adapters)
+        let beside = products.saturating_add(adapters).saturating_add(packed);
+        rows.saturating_add(shared).saturating_add(beside).saturating_add(logits)
     }
 
     fn compile(

@@ -11,7 +11,7 @@ impl CpuOp for RopeOp {
         let rows = call.tokens();
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             out.copy_from_slice(cpu.values.row(x, row));
-            let (rotation, at) = (&cpu.graph.ropes[rope], (row, cpu.positions[row]));
+            let (rotation, at) = (&cpu.graph.ropes[rope], (row, cpu.rope_positions[row]));
             cpu.angles[rope].rotate(rotation, place, at, out, x.width() / heads);
         });
         Ok(())
@@ -40,14 +40,9 @@ pub(crate) struct Angles {
 
 impl Angles {
     /// Fills the table for rows at `positions`.
-    pub(crate) fn set(&mut self, rope: &Rope, positions: impl Iterator<Item = usize>) {
+    pub(crate) fn set(&mut self, rope: &Rope, positions: impl Iterator<Item = [usize; 3]>) {
         self.table.clear();
-        for position in positions {
-            self.table.extend(rope.inv_freq.iter().map(|freq| {
-                let (sin, cos) = (position as f32 * freq).sin_cos();
-                (cos * rope.magnitude, sin * rope.magnitude)
-            }));
-        }
+        positions.for_each(|position| self.table.extend(rope.angles(position)));
     }
 
     /// Rotates the channels that `place` says of every head of row `row`, which is at `position`, in place.
@@ -55,7 +50,7 @@ impl Angles {
         &self,
         rope: &Rope,
         place: Placement,
-        (row, position): (usize, usize),
+        (row, position): (usize, [usize; 3]),
         heads: &mut [f32],
         head_dim: usize,
     ) {

@@ -2,7 +2,11 @@
 
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::Result;
-use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
+use crate::graph::operation::Operation;
+use crate::graph::{
+    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp,
+};
 use crate::quant::dequantize_row;
 
 impl CpuOp for EmbedOp {
@@ -12,8 +16,41 @@ impl CpuOp for EmbedOp {
             let table = cpu.weights[self.table.0].view();
             let rows = buffer.chunks_exact_mut(out.width());
             rows.zip(call.batch.tokens)
-                .try_for_each(|(row, token)| dequantize_row(table, *token as usize, row))
+                .try_for_each(|(row, token)| dequantize_row(table, *token as usize, row))?;
+            for (row, given) in call.batch.embeddings.level(Self::NAME, 0, out.width())? {
+                buffer[row * out.width()..(row + 1) * out.width()].copy_from_slice(given);
+            }
+            Ok(())
         })
+    }
+}
+
+impl CpuOp for AddEmbeddingsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (x, out) = (self.x, call.out());
+        cpu.write(out, call.tokens(), |cpu, buffer| {
+            buffer.copy_from_slice(cpu.values.of(x));
+            for (row, given) in call.batch.embeddings.level(Self::NAME, self.level, x.width())? {
+                let row = &mut buffer[row * x.width()..(row + 1) * x.width()];
+                row.iter_mut().zip(given).for_each(|(x, more)| *x += more);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl CpuOp for BlockRowsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (x, block, spans) = (self.x, self.rows, call.batch.spans);
+        cpu.map_rows(call.out(), call.tokens(), |cpu, row, out| {
+            let span = spans.iter().find(|span| span.rows.contains(&row)).expect("spans cover all rows");
+            let first = span.rows.start + (row - span.rows.start) / block * block;
+            let end = (first + block).min(span.rows.end);
+            let (given, beyond) = out.split_at_mut((end - first) * x.width());
+            given.copy_from_slice(&cpu.values.of(x)[first * x.width()..end * x.width()]);
+            beyond.fill(0.0);
+        });
+        Ok(())
     }
 }
 

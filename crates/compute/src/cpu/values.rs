@@ -1,11 +1,11 @@
 //! Buffers of a graph's values.
 
-use crate::graph::{Graph, Output, Value};
+use crate::graph::{Graph, Op, Output, Value};
 
 /// Which buffer each value of a graph has. Buffers are used again as soon as the last reader of a value has run, so that memory
 /// is a few rows wide, not one row a node.
 pub(crate) struct ValueBuffers {
-    /// `None` for the logits, which go straight to the caller's memory.
+    /// `None` for logits that a linear layer makes, which go straight to the caller's memory.
     of: Vec<Option<usize>>,
     /// In f32.
     widths: Vec<usize>,
@@ -32,7 +32,7 @@ impl ValueBuffers {
         let mut free: Vec<usize> = vec![];
         for (index, node) in graph.nodes.iter().enumerate() {
             if let Output::Value(value) = node.out
-                && value != graph.logits
+                && (value != graph.logits || !matches!(node.op, Op::Linear(_)))
             {
                 let fits = |b: &&usize| widths[**b] >= value.width();
                 let best = free.iter().filter(fits).min_by_key(|b| widths[**b]);
@@ -81,6 +81,11 @@ impl Values {
 
     fn buffer(&self, value: Value) -> usize {
         self.places.of[value.index].expect("only the logits have no buffer, and nothing reads them")
+    }
+
+    /// A value's content, (rows, width), if it has a buffer.
+    pub(crate) fn get(&self, value: Value) -> Option<&[f32]> {
+        self.places.of.get(value.index).copied().flatten().map(|buffer| &self.buffers[buffer][..])
     }
 
     /// A value's content: (rows, width).

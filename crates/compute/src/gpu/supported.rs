@@ -44,7 +44,12 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
         Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
         Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
-        Op::InputRows(_) | Op::Join(_) => Some(op.label()),
+        Op::InputRows(_)
+        | Op::Join(_)
+        | Op::AddEmbeddings(_)
+        | Op::BlockRows(_)
+        | Op::Gelu(_)
+        | Op::BidirectionalAttention(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)

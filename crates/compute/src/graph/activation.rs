@@ -99,6 +99,34 @@ impl Operation for ActivateOp {
     }
 }
 
+/// The two forms of the Gaussian error linear unit (Hendrycks & Gimpel 2016).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gelu {
+    /// x · ½ (1 + erf(x / √2)).
+    Erf,
+    /// x · ½ (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+    Tanh,
+}
+
+/// gelu(x).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GeluOp {
+    /// (rows, width).
+    pub x: Value,
+    /// Which form.
+    pub form: Gelu,
+}
+
+refers!(GeluOp { x, form });
+
+impl Operation for GeluOp {
+    const NAME: &'static str = "gelu";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
 /// silu(factor · x).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScaledSiluOp {
@@ -158,6 +186,11 @@ impl GraphBuilder {
     /// relu(x)².
     pub fn squared_relu(&mut self, x: Value) -> Value {
         self.activate(Activation::SquaredRelu, None, x).expect("any input fits")
+    }
+
+    /// gelu(x).
+    pub fn gelu(&mut self, x: Value, form: Gelu) -> Value {
+        self.record(GeluOp { x, form }).expect("any input fits")
     }
 
     /// silu(factor · x).

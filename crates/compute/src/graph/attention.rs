@@ -122,6 +122,35 @@ impl Operation for AttentionOp {
     }
 }
 
+/// Attention in which every row sees all rows of its span, those after it too. Nothing is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BidirectionalAttentionOp {
+    /// (rows, heads · head_dim).
+    pub q: Value,
+    /// (rows, heads · head_dim).
+    pub k: Value,
+    /// (rows, heads · head_dim).
+    pub v: Value,
+    /// Heads of queries, keys and values.
+    pub heads: usize,
+    /// Factor on q·k before softmax.
+    pub scale: f32,
+}
+
+refers!(BidirectionalAttentionOp { q, k, v, heads, scale });
+
+impl Operation for BidirectionalAttentionOp {
+    const NAME: &'static str = "bidirectional_attention";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { q, k, v, heads, .. }) = (Self::NAME, *self);
+        check(op, "width of q left over by heads", 0, q.width % heads.max(1))?;
+        check(op, "width of k", q.width, k.width)?;
+        check(op, "width of v", q.width, v.width)?;
+        Ok(q.width)
+    }
+}
+
 /// Appends latents and rotated keys to the cache, then causal multi-head latent attention over it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentAttentionOp {
@@ -185,6 +214,19 @@ impl Refers for LatentWeights {
 }
 
 impl GraphBuilder {
+    /// Attention in which every row sees all rows of its span.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if q, k and v are not of the same width, or heads are not equal parts of it.
+    pub fn bidirectional_attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        heads: usize,
+        scale: f32,
+    ) -> Result<Value> {
+        self.record(BidirectionalAttentionOp { q, k, v, heads: heads.max(1), scale })
+    }
+
     /// Appends k and v to a new cache and attends over it.
     ///
     /// # Errors

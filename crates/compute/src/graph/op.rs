@@ -4,8 +4,8 @@
 
 #[cfg(test)]
 use super::CpuOnlyOp;
-use super::activation::{ActivateOp, ScaledSiluOp, SigmoidGateOp};
-use super::attention::{AttentionOp, LatentAttentionOp};
+use super::activation::{ActivateOp, GeluOp, ScaledSiluOp, SigmoidGateOp};
+use super::attention::{AttentionOp, BidirectionalAttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
 use super::experts::{MoeExpertsOp, RouteOp};
 use super::hyper::{GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, StreamAddOp, StreamGateOp};
@@ -15,7 +15,10 @@ use super::norm::{LayerNormOp, RmsNormOp};
 use super::operation::{Operation, Refers, Visitor};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
 use super::rope::{PositionScaleOp, RopeOp};
-use super::rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
+use super::rows::{
+    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp,
+};
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
 
@@ -69,18 +72,22 @@ ops! { $
     Slice(SliceOp),
     Repeat(RepeatOp),
     InputRows(InputRowsOp),
+    AddEmbeddings(AddEmbeddingsOp),
     Join(JoinOp),
+    BlockRows(BlockRowsOp),
     GatherRows(GatherRowsOp),
     Linear(LinearOp),
     GroupedLinear(GroupedLinearOp),
     RmsNorm(RmsNormOp),
     LayerNorm(LayerNormOp),
     Activate(ActivateOp),
+    Gelu(GeluOp),
     ScaledSilu(ScaledSiluOp),
     SigmoidGate(SigmoidGateOp),
     Rope(RopeOp),
     PositionScale(PositionScaleOp),
     Attention(AttentionOp),
+    BidirectionalAttention(BidirectionalAttentionOp),
     LatentAttention(LatentAttentionOp),
     WindowPool(WindowPoolOp),
     WindowMean(WindowMeanOp),

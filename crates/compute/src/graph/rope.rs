@@ -23,6 +23,20 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// Factor on cos and sin (YaRN's attention factor; 1 without scaling).
     pub magnitude: f32,
+    /// Of each pair the axis whose position it rotates by, 0 to 2, where tokens have positions on several axes
+    /// ([`Batch::positions`](crate::backend::Batch::positions)); empty for 0 everywhere.
+    pub axes: Vec<u8>,
+}
+
+impl Rope {
+    /// cos and sin of every pair of a token at `position`, times the magnitude.
+    pub(crate) fn angles(&self, position: [usize; 3]) -> impl Iterator<Item = (f32, f32)> {
+        self.inv_freq.iter().enumerate().map(move |(pair, freq)| {
+            let axis = self.axes.get(pair).map_or(0, |axis| usize::from(*axis));
+            let (sin, cos) = (position[axis] as f32 * freq).sin_cos();
+            (cos * self.magnitude, sin * self.magnitude)
+        })
+    }
 }
 
 /// Which channels of a head are rotated, by which angles. The default: from the first on, by the token's position.
@@ -44,8 +58,8 @@ impl Default for Placement {
 
 impl Placement {
     /// The position whose angles a token gets.
-    pub fn position(&self, position: usize) -> usize {
-        position - position % self.stride.max(1)
+    pub fn position(&self, position: [usize; 3]) -> [usize; 3] {
+        position.map(|position| position - position % self.stride.max(1))
     }
 }
 
@@ -98,6 +112,13 @@ impl Operation for RopeOp {
         let (op, heads) = (Self::NAME, self.heads.max(1));
         check(op, "width left over by heads", 0, self.x.width % heads)?;
         let (head_dim, pairs) = (self.x.width / heads, graph.ropes[self.rope].inv_freq.len());
+        let axes = &graph.ropes[self.rope].axes;
+        if !axes.is_empty() {
+            check(op, "axes of pairs", pairs, axes.len())?;
+        }
+        if let Some(axis) = axes.iter().find(|axis| **axis > 2) {
+            return Err(Error::Shape { op, what: "axis", expected: 2, got: usize::from(*axis) });
+        }
         let end = self.place.first + 2 * pairs;
         if end > head_dim {
             return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });

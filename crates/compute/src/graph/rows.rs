@@ -131,6 +131,44 @@ impl Operation for InputRowsOp {
     }
 }
 
+/// x, plus at rows whose embeddings come with the batch what comes for this level.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AddEmbeddingsOp {
+    /// (tokens, width).
+    pub x: Value,
+    /// Which of the parts of [`Embeddings::values`](crate::backend::Embeddings::values); 0 is what stands for the token.
+    pub level: usize,
+}
+
+refers!(AddEmbeddingsOp { x, level });
+
+impl Operation for AddEmbeddingsOp {
+    const NAME: &'static str = "add_embeddings";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
+/// In place of each row the block of rows of its span that it is in, side by side; zeros where the last block is short.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BlockRowsOp {
+    /// (tokens, width).
+    pub x: Value,
+    /// Rows of a block.
+    pub rows: usize,
+}
+
+refers!(BlockRowsOp { x, rows });
+
+impl Operation for BlockRowsOp {
+    const NAME: &'static str = "block_rows";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width * self.rows)
+    }
+}
+
 /// Rows of a and b side by side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JoinOp {
@@ -176,6 +214,16 @@ impl GraphBuilder {
     /// Rows of `width` columns that come with the batch.
     pub fn input_rows(&mut self, width: usize) -> Value {
         self.record(InputRowsOp { width }).expect("any input fits")
+    }
+
+    /// x, plus at rows whose embeddings come with the batch the part `level` of those.
+    pub fn add_embeddings(&mut self, x: Value, level: usize) -> Value {
+        self.record(AddEmbeddingsOp { x, level }).expect("any input fits")
+    }
+
+    /// In place of each row the block of `rows` rows of its span that it is in: (tokens, rows · width).
+    pub fn block_rows(&mut self, x: Value, rows: usize) -> Value {
+        self.record(BlockRowsOp { x, rows: rows.max(1) }).expect("any input fits")
     }
 
     /// Rows of a and b side by side: (rows, width of a + width of b).

@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
-use crate::graph::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
+use crate::graph::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
 
 /// silu(gate) · up.
 pub fn swiglu(gate: f32, up: f32) -> f32 {
@@ -33,6 +33,12 @@ pub fn gelu(x: f32) -> f32 {
     (0.5 * x * (1.0 + inner.tanh())) as f32
 }
 
+/// x / 2 · (1 + erf(x / √2)).
+pub fn gelu_erf(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2))) as f32
+}
+
 /// relu(x)².
 pub fn squared_relu(x: f32) -> f32 {
     // `max` would drop a NaN.
@@ -56,6 +62,17 @@ impl ReferenceOp for ActivateOp {
         let up = call.of(self.up);
         let gate = self.gate.map_or(up, |gate| call.of(gate));
         Ok(Outcome::Rows(gate.iter().zip(up).map(row).collect()))
+    }
+}
+
+impl ReferenceOp for GeluOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let element = |x: &f32| match self.form {
+            Gelu::Tanh => gelu(*x),
+            Gelu::Erf => gelu_erf(*x),
+        };
+        let row = |row: &Vec<f32>| row.iter().map(element).collect();
+        Ok(Outcome::Rows(call.of(self.x).iter().map(row).collect()))
     }
 }
 

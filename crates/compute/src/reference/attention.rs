@@ -6,7 +6,8 @@ use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, seen}
 use crate::Result;
 use crate::backend::{PAGE_TOKENS, Span};
 use crate::graph::{
-    Attention, AttentionOp, Chosen, LatentAttention, LatentAttentionOp, LatentInputs, LatentWeights, WeightId,
+    Attention, AttentionOp, BidirectionalAttentionOp, Chosen, LatentAttention, LatentAttentionOp,
+    LatentInputs, LatentWeights, WeightId,
 };
 use crate::quant::dequantize_row;
 
@@ -67,6 +68,30 @@ impl ReferenceOp for AttentionOp {
         let inputs = [self.q, self.k, self.v].map(|value| call.of(value));
         let spans = call.batch.spans;
         Ok(Outcome::Rows(own.attention(self.cache.0, inputs, sinks.as_deref(), chosen, spans)))
+    }
+}
+
+impl ReferenceOp for BidirectionalAttentionOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let [q, k, v] = [self.q, self.k, self.v].map(|value| call.of(value));
+        let dim = self.q.width() / self.heads;
+        let mut out = vec![vec![0.0; self.q.width()]; q.len()];
+        for span in call.batch.spans {
+            for head in 0..self.heads {
+                let part = head * dim..(head + 1) * dim;
+                let of = |rows: &Matrix| -> Vec<Vec<f32>> {
+                    span.rows.clone().map(|row| rows[row][part.clone()].to_vec()).collect()
+                };
+                let (keys, values) = (of(k), of(v));
+                let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
+                for row in span.rows.clone() {
+                    let (q, out) = (&q[row][part.clone()], &mut out[row][part.clone()]);
+                    attend(q, &keys, &values, self.scale, None, out);
+                }
+            }
+        }
+        Ok(Outcome::Rows(out))
     }
 }
 

@@ -4,15 +4,16 @@ use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
 use crate::graph::{PositionScaleOp, Rope, RopeOp, RopeStyle};
 
-/// Rotates one head in place.
-pub fn rope(head: &mut [f32], rotation: &Rope, position: usize) {
+/// Rotates one head of a token in place, whose position on every axis is given.
+pub fn rope(head: &mut [f32], rotation: &Rope, position: [usize; 3]) {
     let pairs = rotation.inv_freq.len();
     for (i, freq) in rotation.inv_freq.iter().enumerate() {
         let (a, b) = match rotation.style {
             RopeStyle::HalfSplit => (i, i + pairs),
             RopeStyle::Interleaved => (2 * i, 2 * i + 1),
         };
-        let (sin, cos) = (position as f32 * freq).sin_cos();
+        let axis = rotation.axes.get(i).map_or(0, |axis| usize::from(*axis));
+        let (sin, cos) = (position[axis] as f32 * freq).sin_cos();
         let (sin, cos) = (sin * rotation.magnitude, cos * rotation.magnitude);
         (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
     }
@@ -25,7 +26,7 @@ impl ReferenceOp for RopeOp {
             rotation.inv_freq.iter_mut().for_each(|freq| *freq = -*freq);
         }
         let mut rows = call.of(self.x).clone();
-        for (row, position) in rows.iter_mut().zip(call.positions()) {
+        for (row, position) in rows.iter_mut().zip(call.batch.rope_positions()) {
             let position = self.place.position(position);
             let rotate = |head: &mut [f32]| rope(&mut head[self.place.first..], &rotation, position);
             row.chunks_mut(self.x.width() / self.heads).for_each(rotate);

@@ -2,7 +2,11 @@
 
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
-use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
+use crate::graph::operation::Operation;
+use crate::graph::{
+    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp,
+};
 use crate::quant::dequantize_row;
 
 impl ReferenceOp for EmbedOp {
@@ -12,7 +16,38 @@ impl ReferenceOp for EmbedOp {
             let mut out = vec![0.0; table.cols()];
             dequantize_row(table, *token as usize, &mut out).map(|()| out)
         };
-        call.batch.tokens.iter().map(row).collect::<Result<Matrix>>().map(Outcome::Rows)
+        let mut rows = call.batch.tokens.iter().map(row).collect::<Result<Matrix>>()?;
+        for (row, given) in call.batch.embeddings.level(Self::NAME, 0, table.cols())? {
+            rows[row] = given.to_vec();
+        }
+        Ok(Outcome::Rows(rows))
+    }
+}
+
+impl ReferenceOp for AddEmbeddingsOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let mut rows = call.of(self.x).clone();
+        for (row, given) in call.batch.embeddings.level(Self::NAME, self.level, self.x.width())? {
+            rows[row].iter_mut().zip(given).for_each(|(x, more)| *x += more);
+        }
+        Ok(Outcome::Rows(rows))
+    }
+}
+
+impl ReferenceOp for BlockRowsOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let (x, width) = (call.of(self.x), self.x.width());
+        let mut rows = vec![];
+        for span in call.batch.spans {
+            for row in 0..span.rows.len() {
+                let first = span.rows.start + row / self.rows * self.rows;
+                let end = (first + self.rows).min(span.rows.end);
+                let mut block = x[first..end].concat();
+                block.resize(self.rows * width, 0.0);
+                rows.push(block);
+            }
+        }
+        Ok(Outcome::Rows(rows))
     }
 }
 

@@ -401,7 +401,8 @@ impl Running<'_> {
         let tokens: Vec<u32> = (0..rows).map(token).collect();
         let pages = &self.pages[..(start + rows).div_ceil(PAGE_TOKENS)];
         let span = Span { rows: 0..rows, start, pages, ..Span::default() };
-        let batch = Batch { tokens: &tokens, spans: &[span], outputs: &[rows as u32 - 1], rows: &[] };
+        let batch =
+            Batch { tokens: &tokens, spans: &[span], outputs: &[rows as u32 - 1], ..Batch::default() };
         let begin = Instant::now();
         self.executable.run(&batch, &mut self.source, &mut self.logits)?;
         Ok(begin.elapsed().as_secs_f64())

@@ -221,7 +221,22 @@ pub fn rotation(
     style: RopeStyle,
     theta: f64,
 ) -> Result<usize> {
+    rotation_of_axes(r, config, (rotary_dim, vec![]), style, theta)
+}
+
+/// As [`rotation`], of `rotary_dim` channels whose pairs rotate by positions on these `axes`.
+///
+/// # Errors
+/// As [`rotation`].
+pub fn rotation_of_axes(
+    r: &mut Recorder,
+    config: &Config<'_>,
+    (rotary_dim, axes): (usize, Vec<u8>),
+    style: RopeStyle,
+    theta: f64,
+) -> Result<usize> {
     let mut rope = rope::rotation(config, rotary_dim, style, theta)?;
+    rope.axes = axes;
     if config.format() == Format::Gguf
         && let Some(factors) = r.values("rope_freqs.weight")?
     {

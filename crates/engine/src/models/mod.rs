@@ -58,6 +58,7 @@ mod recorder;
 mod rope;
 mod solar_open;
 mod step3p7;
+mod vision;
 
 use std::sync::Arc;
 
@@ -73,6 +74,7 @@ pub(crate) use names::{GgufOrder, Names};
 use recorder::Recorder;
 use recorder::outline::Outline;
 pub(crate) use recorder::outline::{Layout, OutlinedWeight};
+pub use vision::{PictureForm, Vision};
 
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]
@@ -207,7 +209,7 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
 /// # Errors
 /// As [`record`].
 pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    record_with(&checkpoint, None, positions, false).map(|(model, _)| model)
+    record_with(&checkpoint, None, Wanted { positions, ..Wanted::default() }).map(|(model, _)| model)
 }
 
 /// As [`record_for`], with what drafts tokens if the checkpoint has that.
@@ -215,7 +217,17 @@ pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Resu
 /// # Errors
 /// As [`record`].
 pub fn record_with_draft(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    record_with(&checkpoint, None, positions, true).map(|(model, _)| model)
+    let wanted = Wanted { positions, draft: true, pictures: false };
+    record_with(&checkpoint, None, wanted).map(|(model, _)| model)
+}
+
+/// As [`record_for`], with the encoder that reads pictures.
+///
+/// # Errors
+/// As [`record`]; [`Error::Vision`] if the checkpoint has none that can be used.
+pub fn record_with_vision(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
+    let wanted = Wanted { positions, draft: false, pictures: true };
+    record_with(&checkpoint, None, wanted).map(|(model, _)| model)
 }
 
 /// Records the model of a checkpoint that has a configuration but no tensors; `layout` says what those would be. The
@@ -228,14 +240,24 @@ pub(crate) fn outline(
     layout: Box<dyn Layout>,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let outline = Outline::new(checkpoint.format(), layout);
-    record_with(&checkpoint, Some(outline), None, false)
+    record_with(&checkpoint, Some(outline), Wanted::default())
+}
+
+/// What of a checkpoint is recorded.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wanted {
+    /// The positions of a sequence, if that is known.
+    positions: Option<usize>,
+    /// What drafts tokens.
+    draft: bool,
+    /// What reads pictures.
+    pictures: bool,
 }
 
 fn record_with(
     checkpoint: &Arc<Checkpoint>,
     outline: Option<Outline>,
-    positions: Option<usize>,
-    draft: bool,
+    Wanted { positions, draft, pictures }: Wanted,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let name = architecture(checkpoint)?;
     let names = |f: &Family| match checkpoint.format() {
@@ -262,6 +284,10 @@ fn record_with(
     if draft {
         recorder.want_draft();
     }
+    let vision = if pictures { Some(vision::record(checkpoint)?) } else { None };
+    if let Some(vision) = &vision {
+        recorder.want_picture_levels(vision.form.levels);
+    }
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
         Error::Compute(source) => Error::Model {
             path: checkpoint.config_path(),
@@ -271,7 +297,11 @@ fn record_with(
         other => other,
     })?;
     let context_length = recorder.limited(rope::context_length(&config)?);
-    let (model, outlined) = recorder.finish(logits, context_length)?;
+    let (mut model, outlined) = recorder.finish(logits, context_length)?;
+    if let Some(vision) = vision {
+        vision.check_fits(&model)?;
+        model.vision = Some(Box::new(vision));
+    }
     check_sizes(&config, &model)?;
     Ok((model, outlined))
 }

@@ -10,6 +10,7 @@ use moeflux_compute::{Bytes, Tensor};
 
 use super::draft::Draft;
 use super::modules::Modules;
+use super::vision::Vision;
 use crate::adapters::ModelAdapter;
 use crate::checkpoint::{ByteRange, Checkpoint, StoredWeight};
 use crate::experts::ExpertStore;
@@ -27,6 +28,8 @@ pub struct Model {
     pub context_length: usize,
     /// What drafts tokens, if it was asked for and is there.
     pub draft: Option<Draft>,
+    /// What reads pictures, if it was asked for.
+    pub vision: Option<Box<Vision>>,
     /// The tensor that a checkpoint of a family with such layers lacks for it.
     pub(crate) no_draft: Option<String>,
     pub(crate) checkpoint: Arc<Checkpoint>,
@@ -125,7 +128,8 @@ impl Model {
     /// Bytes of all resident weights.
     pub fn trunk_bytes(&self) -> u64 {
         let own = self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64);
-        own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes)
+        let vision = self.vision.as_ref().map_or(0, |vision| vision.encoder.trunk_bytes());
+        own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes) + vision
     }
 
     /// The checkpoint that the model is in.

@@ -1,7 +1,9 @@
 //! Text part of Qwen3-VL-MoE (30B-A3B, 235B-A22B). As Qwen3-MoE with weights of experts that are always normalised;
-//! published checkpoints store the matrices of experts with columns as rows.
+//! published checkpoints store the matrices of experts with columns as rows. The tower that reads pictures is in
+//! [`super::vision`].
 //!
-//! Multimodal rotary embedding gives text the positions of plain rotary embedding.
+//! Multimodal rotary embedding: pairs of channels rotate by time, row and column in turn, the last ones by time alone. Text
+//! has the same position on all three.
 //!
 //! Source: transformers `modeling_qwen3_vl_moe.py`; GGUF architecture `qwen3vlmoe`.
 
@@ -11,13 +13,13 @@ use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU};
+use super::{Family, SILU, rope};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen3-VL-MoE (text)",
+    name: "Qwen3-VL-MoE",
     model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
     gguf_architectures: &["qwen3vlmoe"],
     hidden_act: SILU,
@@ -55,7 +57,8 @@ pub(super) fn decoder(
     declare: Declare,
 ) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, theta)?;
+    let axes = rope::interleaved_axes(config, d.head_dim / 2)?;
+    let rope = blocks::rotation_of_axes(r, config, (d.head_dim, axes), RopeStyle::HalfSplit, theta)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
@@ -82,6 +85,7 @@ pub(super) fn decoder(
             })?;
             r.graph.add(x, out)?
         };
+        x = r.with_pictures(layer, x);
     }
     blocks::head(r, config, x, table, d.eps)
 }

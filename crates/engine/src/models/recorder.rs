@@ -83,6 +83,8 @@ pub struct Recorder {
     outline: Option<Outline>,
     /// Positions that the model is right for, if fewer than it is made for.
     context_limit: Option<usize>,
+    /// Parts of what stands for a token of a picture: the embedding, then what layers add; none without pictures.
+    picture_levels: usize,
 }
 
 impl Recorder {
@@ -107,12 +109,23 @@ impl Recorder {
             draft: Drafting::Unwanted,
             outline,
             context_limit: None,
+            picture_levels: 0,
         }
     }
 
     /// Says that the model is right for so many positions only.
     pub fn limit_context(&mut self, positions: Option<usize>) {
         self.context_limit = positions;
+    }
+
+    /// Has the family add what comes with pictures after its first layers: so many parts, with the embedding.
+    pub fn want_picture_levels(&mut self, levels: usize) {
+        self.picture_levels = levels;
+    }
+
+    /// x after `layer`, plus what comes with pictures for there (DeepStack, Meng et al. 2024).
+    pub fn with_pictures(&mut self, layer: usize, x: Value) -> Value {
+        if layer + 1 < self.picture_levels { self.graph.add_embeddings(x, layer + 1) } else { x }
     }
 
     /// Has the family record what drafts tokens, if the checkpoint has that.
@@ -183,9 +196,19 @@ impl Recorder {
             Drafting::Missing(tensor) => (None, Some(tensor)),
             _ => (None, None),
         };
-        let adapters = vec![];
-        let model =
-            Model { graph, experts, draft, no_draft, context_length, checkpoint, sources, modules, adapters };
+        let (adapters, vision) = (vec![], None);
+        let model = Model {
+            graph,
+            experts,
+            draft,
+            vision,
+            no_draft,
+            context_length,
+            checkpoint,
+            sources,
+            modules,
+            adapters,
+        };
         Ok((model, outlined))
     }
 
@@ -349,6 +372,23 @@ impl Recorder {
         let weight = self.add(stored, WeightPart::Whole, Form::Stored)?;
         self.modules.note(weight, module, rows, std::iter::once(0..rows).collect());
         Ok(weight)
+    }
+
+    /// A matrix of `rows` rows and `cols` columns whose columns may be stored in several dimensions, as kernels of
+    /// convolutions are.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn kernel(&mut self, module: &str, rows: usize, cols: usize) -> Result<WeightId> {
+        let stored = self.find(module, "weight", &[rows, cols], Need::Required)?;
+        let mut stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
+        let fits = stored.shape.first() == Some(&rows) && stored.shape[1..].iter().product::<usize>() == cols;
+        if !fits || stored.planes.len() != 1 {
+            let expected = format!("plain values, {rows} by {cols}");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        stored.shape = vec![rows, cols];
+        self.add(stored, WeightPart::Whole, Form::Stored)
     }
 
     /// A (rows, cols) matrix that is stored with its columns as rows, as f32.

@@ -36,7 +36,26 @@ pub fn plain(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f6
     if theta <= 1.0 {
         return Err(config.unsupported("rope_theta", "a number above 1"));
     }
-    Ok(Rope { style, inv_freq: frequencies(rotary_dim, theta), magnitude: 1.0 })
+    Ok(Rope { style, inv_freq: frequencies(rotary_dim, theta), magnitude: 1.0, axes: vec![] })
+}
+
+/// The axis of each of `pairs` pairs of channels where time, row and column take turns, as many pairs of row and of column as
+/// `mrope_section` says; the others are of time.
+///
+/// # Errors
+/// [`crate::Error::Config`] if there are not three numbers of pairs.
+pub fn interleaved_axes(config: &Config<'_>, pairs: usize) -> Result<Vec<u8>> {
+    let key = "mrope_section";
+    let sections = config.numbers(key)?.unwrap_or_else(|| vec![24.0, 20.0, 20.0]);
+    let whole = |n: &f64| *n >= 0.0 && n.fract() == 0.0 && *n <= 65536.0;
+    if sections.len() < 3 || !sections.iter().all(whole) {
+        return Err(config.unsupported(key, "three numbers of pairs"));
+    }
+    let axis = |pair: usize| {
+        let axis = pair % 3;
+        if axis > 0 && pair < 3 * sections[axis] as usize { axis as u8 } else { 0 }
+    };
+    Ok((0..pairs).map(axis).collect())
 }
 
 /// The kind of scaling that is configured.
@@ -93,7 +112,7 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
     if !magnitude.is_finite() || inv_freq.iter().any(|f| !f.is_finite()) {
         return Err(config.unsupported("rope_type", "parameters that give finite angles"));
     }
-    Ok(Rope { style, inv_freq, magnitude })
+    Ok(Rope { style, inv_freq, magnitude, axes: vec![] })
 }
 
 /// Positions that a model was trained with before it was scaled: those of the scaled one where nothing says it.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Event, Request, Sink, lock};
 use crate::decoding::{Constraint, DecodingOptions};
+use crate::pictures::Picture;
 
 /// Prompts that are answered the same way, each several times. In the queue they count as one request.
 #[derive(Default)]
@@ -20,6 +21,8 @@ pub struct ManyRequest {
     pub conversation: Option<String>,
     /// The adapter to answer with, by its name; by default that of [`Engine::set_adapter`](crate::Engine::set_adapter).
     pub adapter: Option<String>,
+    /// What each prompt shows.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 impl std::fmt::Debug for ManyRequest {
@@ -30,8 +33,8 @@ impl std::fmt::Debug for ManyRequest {
 
 impl From<Request> for ManyRequest {
     fn from(request: Request) -> Self {
-        let Request { prompt, options, constraint, conversation, adapter } = request;
-        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation, adapter }
+        let Request { prompt, options, constraint, conversation, adapter, pictures } = request;
+        Self { prompts: vec![prompt], answers: 1, options, constraint, conversation, adapter, pictures }
     }
 }
 
@@ -77,7 +80,8 @@ impl Waiting {
     /// If none is left.
     pub(super) fn take(&mut self) -> (Request, Sink) {
         let is_last = self.left() == 1;
-        let ManyRequest { prompts, answers, options, constraint, conversation, adapter } = &mut self.request;
+        let ManyRequest { prompts, answers, options, constraint, conversation, adapter, pictures } =
+            &mut self.request;
         let (number, prompt, of_prompt) = (self.next, self.next / *answers, self.next % *answers);
         let mut options = options.clone();
         options.sampler.seed = options.sampler.seed.map(|seed| seed.wrapping_add(of_prompt as u64));
@@ -88,6 +92,7 @@ impl Waiting {
             constraint: if is_last { constraint.take() } else { constraint.as_ref().map(|c| c.fork()) },
             conversation: conversation.clone().filter(|_| of_prompt == 0),
             adapter: adapter.clone(),
+            pictures: pictures.clone(),
         };
         self.next += 1;
         let sink = Arc::clone(&self.sink);

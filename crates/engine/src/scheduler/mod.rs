@@ -41,6 +41,7 @@ use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
 use crate::engine::Engine;
 use crate::experts::{CacheStats, ExpertUse};
 use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_within};
+use crate::pictures::{self, Picture};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
@@ -92,6 +93,8 @@ pub struct Request {
     pub conversation: Option<String>,
     /// The adapter to answer with, by its name; by default that of [`Engine::set_adapter`].
     pub adapter: Option<String>,
+    /// What the prompt shows: its ids that are beyond the vocabulary are theirs, one picture after the other.
+    pub pictures: Vec<Arc<Picture>>,
 }
 
 impl std::fmt::Debug for Request {
@@ -272,6 +275,8 @@ pub struct Description {
     pub vocab_size: usize,
     /// Names of the adapters that requests may ask for.
     pub adapters: Vec<String>,
+    /// Whether it reads pictures.
+    pub reads_pictures: bool,
 }
 
 impl Description {
@@ -285,6 +290,7 @@ impl Description {
             hidden_size: engine.hidden_size(),
             vocab_size: engine.model().graph.vocab_size(),
             adapters: engine.model().adapter_names().map(str::to_owned).collect(),
+            reads_pictures: engine.reads_pictures(),
         }
     }
 }
@@ -444,7 +450,7 @@ impl Scheduler {
     /// Refuses what could not be answered.
     fn check(&self, request: &ManyRequest) -> Result<()> {
         let Shared { tokenizer, description, .. } = &*self.shared;
-        let ManyRequest { prompts, answers, options, adapter, .. } = request;
+        let ManyRequest { prompts, answers, options, adapter, pictures, .. } = request;
         let refuse = |option, expected: &str, got: &str| {
             Err(Error::Option { option, expected: expected.into(), got: got.into() })
         };
@@ -465,6 +471,7 @@ impl Scheduler {
                 // One position is for the answer.
                 return Err(Error::ContextFull { wanted: prompt.len() + 1, context: description.context });
             }
+            pictures::check_shown(prompt, pictures)?;
             // Checks the sampler's options and the prompt's tokens.
             Decoding::new(tokenizer, prompt, options.clone(), None)?;
         }

@@ -10,6 +10,7 @@ use super::embed::Embedding;
 use super::{Event, Progress, Sink, Usage};
 use crate::decoding::{Decoding, Piece};
 use crate::generation::Finish;
+use crate::pictures::Picture;
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -33,6 +34,8 @@ pub(super) struct Answering<'t> {
     pub(super) decoding: Decoding<'t>,
     pub(super) last_token: Option<Instant>,
     pub(super) warning: Option<String>,
+    /// Alive as long as its prompt may have to be evaluated.
+    pub(super) _pictures: Vec<Arc<Picture>>,
 }
 
 /// What has been admitted.

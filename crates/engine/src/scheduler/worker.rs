@@ -269,7 +269,7 @@ impl<'t> Worker<'t> {
 
     /// Tokens and task of a request for an answer, and where it begins; `None` if it failed.
     fn start_answer(&mut self, request: Request, mut sink: Sink) -> Option<Started<'t>> {
-        let Request { prompt, options, constraint, conversation, adapter } = request;
+        let Request { prompt, options, constraint, conversation, adapter, pictures } = request;
         let adapter = self.adapter(adapter.as_deref());
         let decoding = match Decoding::new(&self.shared.tokenizer, &prompt, options, constraint) {
             Ok(decoding) => decoding,
@@ -290,7 +290,8 @@ impl<'t> Worker<'t> {
             }
         }
         let begun = self.begin(&prompt, adapter, Some(prompt.len() - 1));
-        let answering = Answering { sink, conversation, decoding, last_token: None, warning };
+        let answering =
+            Answering { sink, conversation, decoding, last_token: None, warning, _pictures: pictures };
         Some((prompt, Task::Answer(Box::new(answering)), begun))
     }
 

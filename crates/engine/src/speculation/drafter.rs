@@ -135,7 +135,7 @@ impl Engine {
         let base = session.drafts.base();
         let pages = &session.pages()[base / PAGE_TOKENS..];
         let span = Span { rows: 0..tokens.len(), start: first - base, pages, ..Span::default() };
-        let batch = Batch { tokens, spans: &[span], outputs, rows: &drafter.rows };
+        let batch = Batch { tokens, spans: &[span], outputs, rows: &drafter.rows, ..Batch::default() };
         let mut source = Counting { source: &mut self.experts, uses: &self.expert_use, choices: None };
         let mut experts = OwnSets { source: &mut source, first: drafter.first_set };
         let outcome = drafter.executable.run(&batch, &mut experts, &mut drafter.logits);

@@ -29,6 +29,7 @@ pub(crate) use rows::DraftRows;
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, Outputs};
 use crate::models::{self, Model};
+use crate::pictures::tokens::is_picture;
 use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
@@ -187,6 +188,8 @@ impl Speculator {
         }
         self.watch(history.len(), next);
         let (matched, mut tokens) = ngram::draft(history, next, self.draft_max).unwrap_or_default();
+        // No model writes a picture.
+        tokens.truncate(tokens.iter().position(|token| is_picture(*token)).unwrap_or(tokens.len()));
         let most_matched = tokens.len().min(most);
         if self.kind == SpecType::Ngram {
             tokens.truncate(most_matched);
@@ -403,7 +406,10 @@ mod tests {
         let text: Vec<u32> = (0..200).map(|i| i % 7).collect();
         let before = speculator.account.expected(DraftSource::Match(12), 4);
         for position in 20..200 {
-            assert!(tokens(speculator.plan(&text[..position], text[position], 9, 0)).is_empty(), "{position}");
+            assert!(
+                tokens(speculator.plan(&text[..position], text[position], 9, 0)).is_empty(),
+                "{position}"
+            );
         }
         let after = speculator.account.expected(DraftSource::Match(12), 4);
         assert!(before < 4.0 && after > 4.8, "{before} {after}");

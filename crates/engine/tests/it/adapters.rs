@@ -159,7 +159,7 @@ fn sequences_of_a_batch_are_as_alone_whatever_adapters_others_have() {
         let mut sessions: Vec<Session> =
             given.iter().map(|(name, _)| engine.session_with(*name).unwrap()).collect();
         // A part of each, then the rest, so that prompts and single tokens meet.
-        let cut = |index: usize, tokens: &[u32]| if index % 2 == 0 { 1 } else { tokens.len() - 1 };
+        let cut = |index: usize, tokens: &[u32]| if index.is_multiple_of(2) { 1 } else { tokens.len() - 1 };
         let mut together: Vec<Vec<f32>> = vec![vec![]; given.len()];
         for second in [false, true] {
             let parts = sessions.iter_mut().zip(&given).enumerate().map(|(index, (session, (_, tokens)))| {

@@ -24,6 +24,7 @@ mod kv_types;
 mod mirrors;
 mod pack;
 mod parity;
+mod pictures;
 mod sampler;
 mod scheduler;
 mod sessions;

@@ -19,6 +19,7 @@ use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::pictures;
 pub(crate) use calls::{Call, Choice, Tool, Tools};
 pub(crate) use lark::Wanted;
 pub(crate) use splitter::{Collected, Delta, Parts, Splitter};
@@ -185,6 +186,7 @@ impl Markup {
     ) -> Result<EncodedChat, ApiError> {
         let mut messages = messages.to_vec();
         messages.iter_mut().for_each(|message| self.history.fit(message));
+        let pictures = pictures::read(scheduler, &mut messages)?;
         let mut preface = None;
         let json = match tools {
             Some(tools) => {
@@ -205,6 +207,7 @@ impl Markup {
             preface: preface.as_deref(),
             tools: json.as_ref(),
             variables: Some(variables),
+            pictures: &pictures,
         };
         Ok(scheduler.encode_chat(&conversation)?)
     }

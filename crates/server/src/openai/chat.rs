@@ -15,7 +15,7 @@ use crate::error::{ApiError, Dialect};
 use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts, content_text};
 use crate::sse::{self, Events, Render, Tell};
-use crate::{App, Site, body, fields, prompt};
+use crate::{App, Site, body, fields, pictures, prompt};
 
 const MAX_TOP_LOGPROBS: usize = 20;
 
@@ -126,7 +126,7 @@ impl ChatRequest {
     }
 }
 
-/// A message as chat templates expect it: content as one text, arguments of calls as objects.
+/// A message as chat templates expect it: content as one text, or as parts where it shows pictures, arguments of calls as objects.
 pub(crate) fn normal(index: usize, message: &Value) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
     let fields = message.as_object().ok_or_else(|| ApiError::invalid(&param, "expected an object"))?;
@@ -140,7 +140,11 @@ pub(crate) fn normal(index: usize, message: &Value) -> Result<Value, ApiError> {
             return Err(ApiError::invalid(&param, message));
         }
     };
-    let content = content_text(fields.get("content").unwrap_or(&Value::Null), &param)?;
+    let content = fields.get("content").unwrap_or(&Value::Null);
+    let content = match role {
+        "user" => pictures::content(content, &param)?,
+        _ => json!(content_text(content, &param)?),
+    };
     let mut normal = json!({"role": role, "content": content});
     for key in ["reasoning_content", "reasoning", "name", "tool_call_id"] {
         if let Some(value) = fields.get(key).filter(|value| value.is_string()) {

@@ -8,6 +8,7 @@ mod functions;
 mod kv_events;
 mod listening;
 mod ollama;
+mod pictures;
 
 mod models;
 mod probes;

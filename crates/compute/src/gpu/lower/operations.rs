@@ -100,7 +100,12 @@ impl Lowering<'_> {
             | Op::MoeExperts(_)
             | Op::CausalConv1d(_)
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
-            Op::InputRows(_) | Op::Join(_) => unreachable!("refused"),
+            Op::InputRows(_)
+            | Op::Join(_)
+            | Op::AddEmbeddings(_)
+            | Op::BlockRows(_)
+            | Op::Gelu(_)
+            | Op::BidirectionalAttention(_) => unreachable!("refused"),
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),
         };

@@ -154,12 +154,9 @@ impl InputLayout {
         pad(&mut out);
         for turn in turns {
             let rope = &ropes[turn.rope];
-            for position in batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()) {
-                let position = position - position % turn.stride;
-                for freq in &rope.inv_freq {
-                    let (sine, cosine) = (position as f32 * freq).sin_cos();
-                    [cosine * rope.magnitude, sine * rope.magnitude].append(&mut out);
-                }
+            for position in batch.rope_positions() {
+                let position = position.map(|position| position - position % turn.stride);
+                rope.angles(position).for_each(|(cosine, sine)| [cosine, sine].append(&mut out));
             }
             pad(&mut out);
         }

@@ -158,6 +158,11 @@ impl GpuExecutable {
 
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
+        if !batch.embeddings.rows.is_empty() {
+            return Err(Error::Device {
+                reason: "embeddings that come with a batch: use the CPU".to_owned(),
+            });
+        }
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;

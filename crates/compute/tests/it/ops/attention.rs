@@ -3,7 +3,7 @@
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::graph::Attention;
 
-use super::case::{Case, LONG, Recorder};
+use super::case::{Case, LONG, Recorder, WHOLE};
 
 pub fn attention() -> Vec<Case> {
     let case = |(heads, kv_heads, head_dim, window): (usize, usize, usize, Option<usize>)| {
@@ -63,4 +63,15 @@ pub fn attention_of_chunks() -> Vec<Case> {
         r.case(format!("{shape:?}"), out).in_pairs()
     };
     shapes.map(case).into()
+}
+
+pub fn bidirectional_attention() -> Vec<Case> {
+    let case = |(heads, head_dim): (usize, usize)| {
+        let mut r = Recorder::new(8);
+        let qkv = [(); 3].map(|()| r.input(heads * head_dim));
+        let out = r.graph.bidirectional_attention(qkv, heads, 1.7 / (head_dim as f32).sqrt()).unwrap();
+        let case = r.case(format!("{heads} heads of {head_dim}"), out).off_devices();
+        Case { batching: WHOLE, ..case }
+    };
+    [(1, 1), (4, 12), (3, 18), (2, 72)].map(case).into()
 }

@@ -26,6 +26,8 @@ pub struct Case {
     pub f32_only: bool,
     /// Whether a token's inputs can be made NaN.
     pub poisoned: bool,
+    /// Whether tokens have positions on several axes.
+    pub axes: bool,
 }
 
 /// The matrices of one expert.
@@ -52,12 +54,17 @@ pub enum Batching {
     Lengths(&'static [usize]),
     /// A sequence of three pages and one of two, whose pages alternate.
     Pair,
+    /// Sequences of these lengths that are never cut.
+    Whole(&'static [usize]),
 }
 
 /// Batches of 1 to 53 rows.
 pub const SHORT: Batching = Batching::Lengths(&[40, 9, 3, 1]);
 /// Sequences that end before, on and after the boundaries of pages.
 pub const LONG: Batching = Batching::Lengths(&[2 * PAGE_TOKENS + 12, PAGE_TOKENS + 1, PAGE_TOKENS, 1]);
+
+/// Sequences of a row and of several blocks of rows or keys, never cut.
+pub const WHOLE: Batching = Batching::Whole(&[70, 16, 1, 9]);
 
 /// Batches of (sequence, number of its next tokens), and of how many of their rows one is asked for.
 pub struct Schedule {
@@ -68,7 +75,7 @@ pub struct Schedule {
 impl Batching {
     pub fn lengths(self) -> &'static [usize] {
         match self {
-            Self::Lengths(lengths) => lengths,
+            Self::Lengths(lengths) | Self::Whole(lengths) => lengths,
             Self::Pair => &[2 * PAGE_TOKENS + 5, 70],
         }
     }
@@ -87,6 +94,13 @@ impl Batching {
                 // Of 1, 2, 3, … tokens.
                 schedule(self.pieces(|i| i + 1), 3),
                 schedule(self.pieces(|_| 1), 4),
+            ],
+            Self::Whole(_) => [
+                schedule(together.clone(), 1),
+                schedule(whole.iter().map(|part| vec![*part]).collect(), 1),
+                schedule(vec![whole.iter().rev().copied().collect()], 2),
+                schedule(whole.chunks(2).map(<[_]>::to_vec).collect(), 1),
+                schedule(together, 3),
             ],
             Self::Pair => [
                 schedule(together, 1),
@@ -228,6 +242,7 @@ impl Recorder {
             on_devices: OnDevices::All,
             f32_only: false,
             poisoned: true,
+            axes: false,
         }
     }
 }

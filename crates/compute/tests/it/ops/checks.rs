@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
-    StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Embeddings, Executable, ExpertSource, ExpertView,
+    PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
-use moeflux_compute::graph::{ExpertSetId, InputRowsOp, Op};
+use moeflux_compute::graph::{AddEmbeddingsOp, ExpertSetId, InputRowsOp, Op};
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Result, Tensor};
 
@@ -100,7 +100,17 @@ pub fn run(
         let spans: Vec<Span<'_>> = batch.iter().map(span).collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).step_by(*stride).collect();
         let input_rows = input_rows(case, &tokens);
-        let inputs = Batch { tokens: &tokens, spans: &spans, outputs: &outputs, rows: &input_rows };
+        let (given, values) = embeddings(case, &tokens);
+        let axes: Vec<[u32; 3]> =
+            if case.axes { rows.iter().map(|(_, p)| axes(*p)).collect() } else { vec![] };
+        let inputs = Batch {
+            tokens: &tokens,
+            spans: &spans,
+            outputs: &outputs,
+            rows: &input_rows,
+            embeddings: Embeddings { rows: &given, values: &values },
+            positions: &axes,
+        };
         executable.run(&inputs, &mut source, &mut logits).unwrap();
         let width = case.graph.vocab_size();
         assert_eq!(logits.len(), outputs.len() * width, "{}", case.name);
@@ -125,6 +135,27 @@ fn input_rows(case: &Case, tokens: &[u32]) -> Vec<f32> {
     let value = |token: u32, column: usize| ((token as usize * 37 + column * 11) % 101) as f32 / 8.0 - 6.0;
     let row = |token: &u32| (0..width.unwrap_or(0)).map(|column| value(*token, column)).collect::<Vec<_>>();
     tokens.iter().flat_map(row).collect()
+}
+
+/// Positions of a token on three axes.
+fn axes(position: usize) -> [u32; 3] {
+    [position, position / 2 + 1, 3 * position % 50].map(|p| p as u32)
+}
+
+/// Embeddings in place of those of every third token, of two levels, if the graph adds some.
+fn embeddings(case: &Case, tokens: &[u32]) -> (Vec<u32>, Vec<f32>) {
+    let width = case.graph.nodes().iter().find_map(|node| match node.op {
+        Op::AddEmbeddings(AddEmbeddingsOp { x, .. }) => Some(x.width()),
+        _ => None,
+    });
+    let Some(width) = width else { return (vec![], vec![]) };
+    let rows: Vec<u32> =
+        (0..tokens.len() as u32).filter(|row| tokens[*row as usize].is_multiple_of(3)).collect();
+    let value = |token: u32, column: usize| ((token as usize * 37 + column * 11) % 101) as f32 / 8.0 - 6.0;
+    let row =
+        |row: &u32| (0..2 * width).map(|column| value(tokens[*row as usize], column)).collect::<Vec<_>>();
+    let values = rows.iter().flat_map(row).collect();
+    (rows, values)
 }
 
 /// Slots of a sequence's batch of this number.

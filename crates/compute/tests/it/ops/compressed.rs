@@ -178,7 +178,12 @@ fn what_does_not_fit_is_refused_while_recording() {
         index: None,
     };
     let inputs = CompressedInputs { q: a, kv: b, entries: b, index: None, sinks: vector };
-    let rope = r.graph.rotation(Rope { style: RopeStyle::HalfSplit, inv_freq: vec![1.0], magnitude: 1.0 });
+    let rope = r.graph.rotation(Rope {
+        style: RopeStyle::HalfSplit,
+        inv_freq: vec![1.0],
+        magnitude: 1.0,
+        axes: vec![],
+    });
     let hyper =
         HyperConnection { streams: 2, norm_eps: 0.0, floor: 0.0, kind: HyperKind::Mixed { iterations: 1 } };
     let route = Route::softmax(7, 2, true);

@@ -55,12 +55,16 @@ tables! {
     rows::activations,
     rows::parts_of_rows,
     rows::joined_rows,
+    rows::gelus,
+    rows::given_embeddings,
+    rows::blocks_of_rows,
     linear::linear,
     linear::linear_of_an_input,
     adapters::linear_with_adapters,
     adapters::experts_with_adapters,
     attention::attention,
     attention::attention_of_chunks,
+    attention::bidirectional_attention,
     chosen::chosen_blocks,
     chosen::attention_over_chosen_blocks,
     chosen::latent_attention_over_chosen_blocks,
@@ -87,7 +91,8 @@ tables! {
 }
 
 /// What devices have no kernel of.
-const OFF_DEVICES: [&str; 2] = ["InputRows", "Join"];
+const OFF_DEVICES: [&str; 6] =
+    ["InputRows", "AddEmbeddings", "Join", "BlockRows", "Gelu", "BidirectionalAttention"];
 
 /// Every kind of operation has a case on the processor, and one on devices but for a few.
 fn check_complete(cases: impl Iterator<Item = Case>) {

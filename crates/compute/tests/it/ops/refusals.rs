@@ -86,7 +86,8 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
         let weight = vector(g, DType::F32, 1);
         g.rms_norm(six, weight, 0, 1e-6)
     });
-    let pairs = |n| Rope { style: RopeStyle::HalfSplit, inv_freq: vec![1.0; n], magnitude: 1.0 };
+    let pairs =
+        |n| Rope { style: RopeStyle::HalfSplit, inv_freq: vec![1.0; n], magnitude: 1.0, axes: vec![] };
     refused("rope: width left over by heads: expected 0, got 2", |g, six, _| {
         let rotation = g.rotation(pairs(1));
         g.rope(six, 4, rotation)

@@ -1,10 +1,10 @@
 //! Operations on single rows.
 
 use moeflux_compute::DType;
-use moeflux_compute::graph::{Activation, Placement, PositionScale, Rope, RopeStyle, Value};
+use moeflux_compute::graph::{Activation, Gelu, Placement, PositionScale, Rope, RopeStyle, Value};
 use moeflux_compute::reference::layer_norm;
 
-use super::case::{Batching, Case, LONG, Recorder, VOCABULARY};
+use super::case::{Batching, Case, LONG, Recorder, VOCABULARY, WHOLE};
 use super::linear::columns;
 use crate::support::weights::{codebooks, dtypes};
 
@@ -66,7 +66,7 @@ pub fn rope() -> Vec<Case> {
         let mut r = Recorder::new(7);
         let x = r.input(heads * head_dim);
         let inv_freq = (0..pairs).map(|i| 500f32.powf(-(i as f32) / pairs as f32)).collect();
-        let rotation = r.graph.rotation(Rope { style, inv_freq, magnitude: 1.25 });
+        let rotation = r.graph.rotation(Rope { style, inv_freq, magnitude: 1.25, axes: vec![] });
         let out = r.graph.rope(x, heads, rotation).unwrap();
         let name = format!("{style:?}, {heads} heads of {head_dim}, {pairs} pairs");
         Case { batching: LONG, ..r.case(name, out) }
@@ -84,11 +84,25 @@ pub fn rope() -> Vec<Case> {
         for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
             let mut r = Recorder::new(5);
             let x = r.input(30);
-            let rope = r.graph.rotation(Rope { style, inv_freq: vec![0.7, 0.1, 0.01], magnitude: 1.3 });
+            let rope = r.graph.rotation(Rope {
+                style,
+                inv_freq: vec![0.7, 0.1, 0.01],
+                magnitude: 1.3,
+                axes: vec![],
+            });
             let place = Placement { first, inverse, stride };
             let out = r.graph.placed_rope(x, 3, rope, place).unwrap();
             cases.push(r.case(format!("{style:?}, {place:?}"), out).in_pairs());
         }
+    }
+    for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
+        let mut r = Recorder::new(8);
+        let x = r.input(24);
+        let inv_freq = vec![0.7, 0.1, 0.03, 0.01];
+        let rope = r.graph.rotation(Rope { style, inv_freq, magnitude: 1.3, axes: vec![0, 2, 1, 0] });
+        let out = r.graph.rope(x, 3, rope).unwrap();
+        let case = r.case(format!("{style:?}, pairs on three axes"), out).in_pairs();
+        cases.push(Case { axes: true, ..case });
     }
     cases
 }
@@ -170,6 +184,39 @@ pub fn activations() -> Vec<Case> {
         cases.push(r.case(format!("{width}, squared ReLU"), out).in_pairs());
     }
     cases
+}
+
+pub fn gelus() -> Vec<Case> {
+    let case = |(width, form): (usize, Gelu)| {
+        let mut r = Recorder::new(4);
+        let x = r.input_of(width, |random| random.normal() * 4.0);
+        let out = r.graph.gelu(x, form);
+        r.case(format!("{width}, {form:?}"), out).off_devices()
+    };
+    [1, 37, 500].into_iter().flat_map(|width| [(width, Gelu::Erf), (width, Gelu::Tanh)]).map(case).collect()
+}
+
+/// What stands for some tokens comes with the batch.
+pub fn given_embeddings() -> Vec<Case> {
+    let case = |width: usize| {
+        let mut r = Recorder::new(15);
+        let table = r.matrix(DType::F32, VOCABULARY, width);
+        let x = r.graph.embed(table);
+        let out = r.graph.add_embeddings(x, 1);
+        r.case(format!("{width}"), out).off_devices().without_poison()
+    };
+    [1, 7, 40].map(case).into()
+}
+
+pub fn blocks_of_rows() -> Vec<Case> {
+    let case = |(width, rows): (usize, usize)| {
+        let mut r = Recorder::new(15);
+        let x = r.input(width);
+        let out = r.graph.block_rows(x, rows);
+        assert_eq!(out.width(), rows * width);
+        Case { batching: WHOLE, ..r.case(format!("{rows} of {width}"), out).off_devices() }
+    };
+    [(1, 1), (7, 4), (33, 3)].map(case).into()
 }
 
 pub fn parts_of_rows() -> Vec<Case> {

@@ -44,6 +44,7 @@ fn scales_that_are_no_numbers_are_seen() {
             on_devices: OnDevices::All,
             f32_only: false,
             poisoned: false,
+            axes: false,
         };
         let schedules = batching.schedules();
         let nans = |backend: &dyn Backend, mode| -> Vec<bool> {

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::pictures;
 use crate::prompt::content_text;
 
 /// What came before the response.
@@ -38,7 +39,11 @@ fn push_item(item: &Value, param: &str, messages: &mut Vec<Value>) -> Result<(),
                 Some(role @ ("system" | "user" | "assistant")) => role,
                 _ => return Err(ApiError::invalid(param, "expected a message with a role")),
             };
-            let content = content_text(item.get("content").unwrap_or(&Value::Null), param)?;
+            let content = item.get("content").unwrap_or(&Value::Null);
+            let content = match role {
+                "user" => pictures::content(content, param)?,
+                _ => json!(content_text(content, param)?),
+            };
             messages.push(json!({"role": role, "content": content}));
         }
         "function_call" => {

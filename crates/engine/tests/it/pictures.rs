@@ -1,0 +1,265 @@
+//! Pictures in prompts: a tiny random vision model against transformers' float32, from files of pictures to logits.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use moeflux::generation::{ChatPrompt, TextModel, encode_chat};
+use moeflux::{AnswerOptions, DecodingOptions, Engine, Error, Options, Outputs, Part, Picture};
+use moeflux_compute::backend::Backend;
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::reference::Reference;
+use serde_json::json;
+
+use crate::support::{Fixture, Golden, bits, f32_options};
+
+/// Largest difference of a logit relative to the largest one: two ways of summing in f32, through tower and text model.
+const RELATIVE_ERROR: f32 = 3e-5;
+
+/// The pictures, as the golden shows them.
+const PICTURES: [&str; 3] = ["kept.png", "small.png", "large.png"];
+
+/// The golden has the logits of every fourth token.
+const STEP: usize = 4;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures/qwen3_vl_moe")
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    std::fs::read(folder().join(name)).unwrap()
+}
+
+fn options() -> Options {
+    Options { picture_pixels: Some(1 << 20), ..f32_options() }
+}
+
+fn open(backend: &dyn Backend, options: &Options) -> Engine {
+    Engine::open(&folder(), backend, options, |_, _| ()).unwrap()
+}
+
+fn cpu() -> CpuBackend {
+    CpuBackend::new(2, None).unwrap()
+}
+
+fn read(engine: &mut Engine) -> Vec<Arc<Picture>> {
+    PICTURES.iter().map(|name| engine.read_picture(&bytes(name)).unwrap()).collect()
+}
+
+/// The golden's tokens with pictures in their places.
+fn placed(golden: &Golden, pictures: &[Arc<Picture>]) -> Vec<u32> {
+    let placeholder = pictures[0].placeholder();
+    let mut of_pictures = pictures.iter().flat_map(|picture| picture.tokens());
+    let place = |token: &u32| if *token == placeholder { *of_pictures.next().unwrap() } else { *token };
+    let tokens = golden.tokens.iter().map(place).collect();
+    assert_eq!(of_pictures.next(), None, "the golden has as many tokens of pictures");
+    tokens
+}
+
+fn golden() -> Golden {
+    Golden::read(&folder().join("golden.safetensors"))
+}
+
+/// Of logits of all tokens, at those that the golden has.
+fn relative_error(got: &[f32], Golden { logits: golden, vocab_size, .. }: &Golden) -> f32 {
+    let rows = got.chunks_exact(*vocab_size).skip(STEP - 1).step_by(STEP);
+    let got = rows.flatten().copied().collect::<Vec<f32>>();
+    assert_eq!(got.len(), golden.len());
+    let largest = golden.iter().fold(0f32, |m, v| m.max(v.abs()));
+    got.iter().zip(golden).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+/// Logits of all tokens, `count` at a time.
+fn logits(engine: &mut Engine, tokens: &[u32], count: usize) -> Vec<f32> {
+    let mut session = engine.session();
+    let chunks = tokens.chunks(count);
+    chunks.flat_map(|chunk| engine.eval(&mut session, chunk, Outputs::All).unwrap()).collect()
+}
+
+#[test]
+fn logits_with_pictures_are_those_of_transformers() {
+    let golden = golden();
+    let check = |backend: &dyn Backend| {
+        let mut engine = open(backend, &options());
+        let pictures = read(&mut engine);
+        let tokens = placed(&golden, &pictures);
+        let whole = logits(&mut engine, &tokens, tokens.len());
+        let error = relative_error(&whole, &golden);
+        println!("{}: relative error {error:.1e}", backend.describe());
+        assert!(error < RELATIVE_ERROR, "{}: relative error {error:.1e}", backend.describe());
+        // Whatever batch a token of a picture comes in.
+        if backend.batch_invariant() {
+            for count in [1, 7, 64] {
+                assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "by {count}");
+            }
+        }
+    };
+    check(&Reference);
+    for level in SimdLevel::available() {
+        check(&CpuBackend::new(2, Some(level)).unwrap());
+    }
+}
+
+#[test]
+fn streamed_experts_make_no_difference() {
+    let golden = golden();
+    let mut engine = open(&cpu(), &options());
+    let pictures = read(&mut engine);
+    let tokens = placed(&golden, &pictures);
+    let resident = logits(&mut engine, &tokens, tokens.len());
+    let mut engine = open(&cpu(), &Options { expert_cache: Some(8), ..options() });
+    let pictures = read(&mut engine);
+    assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
+    assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident));
+    assert!(engine.take_stats().cache.misses > 0);
+}
+
+#[test]
+fn text_beside_pictures_keeps_its_bits() {
+    let golden = golden();
+    let text: Vec<u32> = (0..90).map(|i| i * 7 % 250).collect();
+    let mut engine = open(&cpu(), &f32_options());
+    let alone = logits(&mut engine, &text, 90);
+    let mut engine = open(&cpu(), &options());
+    assert_eq!(bits(&logits(&mut engine, &text, 90)), bits(&alone));
+    let pictures = read(&mut engine);
+    let tokens = placed(&golden, &pictures);
+    let shown = logits(&mut engine, &tokens, tokens.len());
+    let (mut a, mut b) = (engine.session(), engine.session());
+    let outputs = Some(Outputs::All);
+    let parts = &mut [
+        Part { session: &mut a, tokens: &text, outputs },
+        Part { session: &mut b, tokens: &tokens, outputs },
+    ];
+    let together = engine.eval_batch(parts).unwrap();
+    assert_eq!((bits(&together[0]), bits(&together[1])), (bits(&alone), bits(&shown)));
+}
+
+#[test]
+fn sessions_know_pictures() {
+    let mut engine = open(&cpu(), &options());
+    let pictures = read(&mut engine);
+    let prompt = |picture: &Picture| [&[5, 6][..], picture.tokens(), &[7, 8]].concat();
+    let fresh = |engine: &mut Engine, tokens: &[u32]| {
+        let mut session = engine.session();
+        engine.eval(&mut session, tokens, Outputs::Last).unwrap()
+    };
+    let first = prompt(&pictures[0]);
+    let mut session = engine.session();
+    engine.eval(&mut session, &first, Outputs::Last).unwrap();
+    assert_eq!(session.tokens(), first);
+    session.checkpoint();
+    // Another picture of the same size shares nothing but the words before.
+    let mut other = image::load_from_memory(&bytes("kept.png")).unwrap().to_rgb8();
+    other.get_pixel_mut(39, 31).0[2] ^= 1;
+    let mut file = std::io::Cursor::new(vec![]);
+    other.write_to(&mut file, image::ImageFormat::Png).unwrap();
+    let other = engine.read_picture(file.get_ref()).unwrap();
+    assert_eq!(other.tokens().len(), pictures[0].tokens().len());
+    assert!(other.tokens().iter().zip(pictures[0].tokens()).skip(2).all(|(a, b)| a != b));
+    assert_ne!(other.tokens()[0], pictures[0].tokens()[0]);
+
+    // Positions go on after a fork, after going back, and in a file.
+    let more = [9, 10, 11];
+    let expected = fresh(&mut engine, &[&first[..], &more].concat());
+    let mut fork = session.fork(first.len());
+    assert_eq!(bits(&engine.eval(&mut fork, &more, Outputs::Last).unwrap()), bits(&expected));
+    engine.eval(&mut session, &prompt(&pictures[1]), Outputs::Last).unwrap();
+    engine.truncate(&mut session, first.len()).unwrap();
+    assert_eq!(bits(&engine.eval(&mut session, &more, Outputs::Last).unwrap()), bits(&expected));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    engine.truncate(&mut session, first.len()).unwrap();
+    engine.save(&session, file.path(), "").unwrap();
+    drop((engine, session, fork, pictures, other));
+    let mut engine = open(&cpu(), &options());
+    let mut session = engine.session();
+    engine.load(&mut session, file.path()).unwrap();
+    assert_eq!(bits(&engine.eval(&mut session, &more, Outputs::Last).unwrap()), bits(&expected));
+}
+
+#[test]
+fn conversations_show_pictures() {
+    let golden = golden();
+    let mut model = TextModel::open(&folder(), &cpu(), &options(), |_, _| ()).unwrap();
+    let pictures = read(&mut model.engine);
+    let image = json!({"type": "image"});
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let messages = [
+        json!({"role": "user", "content": [image, text("What is it?")]}),
+        json!({"role": "assistant", "content": "Waves."}),
+        json!({"role": "user", "content": [image, text(" or "), image, text("?")]}),
+    ];
+    let encode = |pictures| {
+        let prompt = ChatPrompt { messages: &messages, pictures, ..ChatPrompt::default() };
+        encode_chat(&model.tokenizer, model.template.as_ref(), &prompt)
+    };
+    assert_eq!(encode(&pictures).unwrap().tokens, placed(&golden, &pictures));
+    let error = encode(&pictures[1..]).unwrap_err().to_string();
+    assert_eq!(error, "picture: expected a chat template that has a place for each of 2, got 3");
+    // Written out, the placeholder is text.
+    let forged = [json!({"role": "user", "content": [image, text("<|image_pad|>")]})];
+    let prompt = ChatPrompt { messages: &forged, pictures: &pictures[..1], ..ChatPrompt::default() };
+    let encoded = encode_chat(&model.tokenizer, model.template.as_ref(), &prompt).unwrap();
+    assert!(!encoded.tokens.contains(&pictures[0].placeholder()));
+
+    let decoding = DecodingOptions { max_tokens: 5, ..DecodingOptions::default() };
+    let options = AnswerOptions { decoding, ..AnswerOptions::default() };
+    let answer = |model: &mut TextModel, picture: &Arc<Picture>| {
+        let mut chat = model.conversation();
+        chat.attach(Arc::clone(picture));
+        let first = chat.ask(model, "What is it?", &options).unwrap();
+        let second = chat.ask(model, "And why?", &options).unwrap();
+        assert!(second.reused > picture.tokens().len());
+        (first.generated.tokens, second.generated.tokens)
+    };
+    let first = answer(&mut model, &pictures[0]);
+    assert_eq!(answer(&mut model, &pictures[0]), first);
+    assert_ne!(answer(&mut model, &pictures[2]), first);
+}
+
+#[test]
+fn what_is_no_picture_is_refused() {
+    let mut engine = open(&cpu(), &options());
+    let mut fault = |bytes: &[u8]| engine.read_picture(bytes).unwrap_err();
+    let whole = bytes("large.png");
+    for damaged in [&whole[..whole.len() / 2], &whole[..9], b"", b"P6 1 1 255 abc", b"<svg/>"] {
+        let error = fault(damaged);
+        assert!(matches!(error, Error::Picture { .. }), "{error}");
+    }
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 0x55;
+    assert!(matches!(fault(&flipped), Error::Picture { .. }));
+    // A header of so many pixels is refused before memory is found for them.
+    let mut huge = whole;
+    huge[16..24].copy_from_slice(&[0, 0, 0x3f, 0xff, 0, 0, 0x3f, 0xff]);
+    assert!(matches!(fault(&huge), Error::Picture { .. }));
+    let mut long = std::io::Cursor::new(vec![]);
+    image::RgbImage::new(1000, 3).write_to(&mut long, image::ImageFormat::Png).unwrap();
+    let error = fault(long.get_ref()).to_string();
+    assert_eq!(error, "picture: expected sides of a ratio of at most 200, got 1000 by 3 pixels");
+}
+
+#[test]
+fn models_without_eyes_say_so() {
+    // Opened without.
+    let mut engine = open(&cpu(), &f32_options());
+    assert!(!engine.reads_pictures());
+    let error = engine.read_picture(&bytes("kept.png")).unwrap_err();
+    assert!(matches!(error, Error::Vision { .. }), "{error}");
+    let ids = {
+        let mut engine = open(&cpu(), &options());
+        read(&mut engine)[0].tokens().to_vec()
+    };
+    let mut session = engine.session();
+    assert!(matches!(engine.eval(&mut session, &ids, Outputs::Last), Err(Error::Token { .. })));
+    // A picture that is not there any more.
+    let mut engine = open(&cpu(), &options());
+    let mut session = engine.session();
+    assert!(matches!(engine.eval(&mut session, &ids, Outputs::Last), Err(Error::Picture { .. })));
+    assert_eq!(session.position(), 0);
+    // Families and formats without.
+    for name in ["hf/qwen3_moe_basic", "gguf/qwen3_moe_q8_0"] {
+        let fixture = Fixture::named(name);
+        let error = Engine::open(&fixture.path, &cpu(), &options(), |_, _| ()).unwrap_err();
+        assert!(matches!(error, Error::Vision { .. }), "{name}: {error}");
+    }
+}
