@@ -90,9 +90,9 @@ fn attention(config: &Config<'_>, r: &mut Recorder, heads: Heads, layers: usize)
     let open = config.is_null("sliding_window");
     let window = if open { None } else { Some(config.positions("sliding_window")?.unwrap_or(128)) };
     let bases = match config.numbers("layer_rope_theta")? {
-        Some(bases) if bases.len() == layers => bases,
+        Some(bases) if bases.len() == layers && bases.iter().all(|base| *base == 0.0 || *base > 1.0) => bases,
         Some(_) => {
-            let expected = format!("a number for each of {layers} layers");
+            let expected = format!("0 or a number above 1 for each of {layers} layers");
             return Err(config.unsupported("layer_rope_theta", &expected));
         }
         None => vec![config.number("rope_theta")?.unwrap_or(1e4); layers],

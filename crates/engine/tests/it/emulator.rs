@@ -1,10 +1,11 @@
 //! Every fixture through the whole engine on an emulated GPU: logits agree with the goldens, with both texts of the kernels,
 //! and are bit for bit the same whether all experts are on the device or two of them.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::support::{Fixture, all, bits, f32_options, open};
+use crate::support::{Fixture, all, bits, f32_options, open, sample};
 use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::DType;
 use moeflux_compute::backend::Backend;
@@ -64,7 +65,8 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     out
 }
 
-fn check(fixture: &Fixture) {
+/// Agrees with the golden; with `streams` also that streamed experts make no difference.
+fn check(fixture: &Fixture, streams: bool) {
     let golden = fixture.golden();
     let chooses = CHOOSING.iter().any(|part| fixture.name.contains(part));
     let tokens = &golden.tokens[..SINGLE + if chooses { LONG_PROMPT } else { PROMPT }];
@@ -80,6 +82,9 @@ fn check(fixture: &Fixture) {
     };
     agrees(&metal());
     let got = agrees(&emulator(None));
+    if !streams {
+        return;
+    }
     // With activations of eight bits, where the encoding has them: plain floats' experts are the same kernels.
     let fast = Options::default();
     let mut engine = open(&fixture.path, &emulator(None), &fast);
@@ -321,9 +326,11 @@ fn every_budget_from_the_least_on_works() {
 #[test]
 fn every_fixture_on_an_emulated_device() {
     let fixtures = all();
+    let streamed: HashSet<String> = sample().into_iter().map(|fixture| fixture.name).collect();
     // A device is emulated by one thread.
     let next = AtomicUsize::new(0);
     let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
+    let check = |fixture: &Fixture| check(fixture, streamed.contains(&fixture.name));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| std::iter::from_fn(take).for_each(check));

@@ -12,8 +12,22 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 5] =
-    ["eos_token_id", "rope_theta", "time_step_limit", "query_pre_attn_scalar", "moe_topk"];
+const OF_SEVERAL_KINDS: [&str; 14] = [
+    "eos_token_id",
+    "rope_theta",
+    "layer_rope_theta",
+    "full_attn_alpha_factor",
+    "full_attn_beta_factor",
+    "linear_attn_alpha_factor",
+    "linear_attn_beta_factor",
+    "mlp_alpha_factor",
+    "mlp_beta_factor",
+    "time_step_limit",
+    "query_pre_attn_scalar",
+    "moe_topk",
+    "cohere2moe.attention.sliding_window_pattern",
+    "mellum.attention.sliding_window_pattern",
+];
 
 /// A place in a configuration, and what may be put there.
 pub(crate) struct Key {

@@ -96,6 +96,11 @@ pub(crate) fn unclear_message(case: &str, error: &Error, file: &Path, part: &str
     (!clear).then(|| format!("{case}: {message}"))
 }
 
+/// Whether a tensor holds what follows from the configuration: MiniMax-Text-01's decays, which are not read.
+pub(crate) fn is_computed(name: &str) -> bool {
+    ["_decay", ".slope_rate"].iter().any(|end| name.ends_with(end))
+}
+
 /// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
 pub(crate) fn is_of_vision(name: &str) -> bool {
     let parts = ["visual", "vision", "projector", "patch_merge_mlp", "resampler_model", "mlp.gate.weight_1"];

@@ -4,7 +4,7 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 
 use super::editor::{Part, files};
-use super::supervisor::{is_of_vision, record, run, supervise, unclear_message};
+use super::supervisor::{is_computed, is_of_vision, record, run, supervise, unclear_message};
 use crate::support::sample;
 
 /// Makes the values of a tensor NaN; false for parts of weights that cannot hold one.
@@ -51,7 +51,11 @@ fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps, and entries stand for up to 128 tokens.
     let late = ["indexer", ".index_", "compressor"].iter().any(|part| name.contains(part));
     let activations = [".input_scale", ".input_global_scale"].iter().any(|end| name.ends_with(end));
-    late || activations || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
+    late || activations
+        || name.contains("expert")
+        || name.starts_with("mtp.")
+        || is_of_vision(name)
+        || is_computed(name)
 }
 
 #[test]
