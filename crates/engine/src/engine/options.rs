@@ -1,0 +1,116 @@
+//! [`Options`]: how a model is opened.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use moeflux_compute::backend::{ActivationMode, Backend, KvType};
+
+use crate::adapters::AdapterSource;
+use crate::checkpoint::Checkpoint;
+use crate::experts::{PolicyKind, Prefetch};
+use crate::io::file::ReadMode;
+use crate::io::queue::QueueKind;
+use crate::models::{self, Model};
+use crate::speculation::SpecType;
+use crate::{Error, Result};
+
+/// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Bytes for everything: resident weights, context, scratch, experts. By default what the system grants.
+    pub memory: Option<u64>,
+    /// Bytes that [`Engine::grant`](crate::Engine::grant) may raise `memory` to, where experts are in the processor's memory: address space is set
+    /// aside for them.
+    pub memory_later: Option<u64>,
+    /// Bytes of `memory` which the caller needs for itself.
+    pub reserved: u64,
+    /// Expert slots, in place of those that the memory budget leaves.
+    pub expert_cache: Option<usize>,
+    /// Most tokens evaluated at once. By default 512, up to 2048 where experts stream, or fewer if memory is short.
+    pub chunk: Option<usize>,
+    /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
+    /// memory is short.
+    pub context: Option<usize>,
+    /// Sequences that are evaluated at the same time: memory is set aside for the recurrent states of so many.
+    pub sequences: usize,
+    /// Maximum positions of all sequences together. By default the context for one sequence, four times that for
+    /// more, but at least 512 for each, or fewer if memory is short; never less than the context.
+    pub kv_tokens: Option<usize>,
+    /// Precision of matrix products whose weights are quantised.
+    pub activations: ActivationMode,
+    /// Precision of cached keys and values. By default f16, and f32 when activations are f32.
+    pub kv_type: Option<KvType>,
+    /// Positions that a session keeps to come back to; of models with recurrent state each takes the memory of a state.
+    pub checkpoints: usize,
+    /// Copies of the checkpoint on other disks, files or folders, from which experts are read at the same time.
+    pub mirrors: Vec<PathBuf>,
+    /// Whether experts are read past the page cache or through it. By default what a short probe finds faster.
+    pub read_mode: Option<ReadMode>,
+    /// What reads experts. By default the best that the system allows.
+    pub read_queue: Option<QueueKind>,
+    /// Reads under way at once; with `pread`, 8 at most. Deep enough that the disk has work while a prompt's attention is
+    /// computed.
+    pub read_depth: usize,
+    /// Eviction policy for experts.
+    pub cache_policy: PolicyKind,
+    /// When to prefetch experts.
+    pub prefetch: Prefetch,
+    /// When tokens are drafted and verified in one pass, which changes no token.
+    pub spec_type: SpecType,
+    /// Most tokens drafted at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
+    pub draft_max: usize,
+    /// Adapters, whose weights are resident, for sessions that ask for one: [`Engine::session_with`](crate::Engine::session_with).
+    pub adapters: Vec<AdapterSource>,
+    /// Most pixels that a picture is read with; larger ones are reduced. Without it the part of the model that reads pictures
+    /// is not loaded.
+    pub picture_pixels: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            memory: None,
+            memory_later: None,
+            reserved: 0,
+            expert_cache: None,
+            chunk: None,
+            context: None,
+            sequences: 1,
+            kv_tokens: None,
+            activations: ActivationMode::Int8,
+            kv_type: None,
+            checkpoints: 2,
+            mirrors: vec![],
+            read_mode: None,
+            read_queue: None,
+            read_depth: 256,
+            cache_policy: PolicyKind::default(),
+            prefetch: Prefetch::default(),
+            spec_type: SpecType::default(),
+            draft_max: 4,
+            adapters: vec![],
+            picture_pixels: None,
+        }
+    }
+}
+
+impl Options {
+    /// Records the model of a checkpoint with what these options ask for.
+    ///
+    /// # Errors
+    /// As [`models::record`](crate::models::record); [`Error::Option`] for what the backend or the checkpoint has not.
+    pub(crate) fn record(&self, checkpoint: Arc<Checkpoint>, backend: &dyn Backend) -> Result<Model> {
+        if self.picture_pixels.is_none() {
+            return self.spec_type.record(checkpoint, backend, self.context);
+        }
+        let refused =
+            |option, expected: &str, got| Err(Error::Option { option, expected: expected.to_owned(), got });
+        if backend.has_own_memory() {
+            return refused("backend", "the processor, where pictures are read", backend.describe());
+        }
+        if self.spec_type == SpecType::Mtp {
+            return refused("spec_type", "off, ngram or auto, with pictures", self.spec_type.to_string());
+        }
+        models::record_with_vision(checkpoint, self.context)
+    }
+}
