@@ -119,6 +119,38 @@ fn attention(config: &Config<'_>, r: &mut Recorder, heads: Heads, layers: usize)
     slides.into_iter().zip(bases).enumerate().map(layer).collect()
 }
 
+/// Factors on embeddings and on what a block adds, and what logits are divided by.
+///
+/// # Errors
+/// [`crate::Error::Config`] for numbers that are none, or a divisor of 0.
+pub(super) fn multipliers(config: &Config<'_>) -> Result<[f32; 3]> {
+    let divisor = factor(config, "logits_scaling")?.unwrap_or(1.0);
+    if divisor == 0.0 {
+        return Err(config.unsupported("logits_scaling", "a number other than 0"));
+    }
+    let of = |key| -> Result<f32> { Ok(factor(config, key)?.unwrap_or(1.0)) };
+    Ok([of("embedding_multiplier")?, of("residual_multiplier")?, divisor])
+}
+
+/// The router, the experts and the shared one, if there is one.
+///
+/// # Errors
+/// [`crate::Error::Config`] for counts that cannot be.
+pub(super) fn moe(config: &Config<'_>) -> Result<Moe> {
+    let (experts, top_k) = blocks::expert_counts(config, Some(2))?;
+    let shared = config.count("shared_expert_intermediate_size")?.filter(|width| *width > 0);
+    Ok(Moe {
+        route: Route { score: Score::SoftmaxOfChosen, ..Route::softmax(experts, top_k, false) },
+        router: "block_sparse_moe.router",
+        correction_bias: None,
+        experts: ExpertNames {
+            module: "block_sparse_moe.experts",
+            projections: ["gate_proj", "up_proj", "down_proj"],
+        },
+        shared: shared.map(|width| SharedExpert { module: "shared_mlp", width, gate: None }),
+    })
+}
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
@@ -132,24 +164,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let own_scale = if gguf { heads.scale } else { 1.0 };
     let scale = factor(config, "attention_multiplier")?.unwrap_or(own_scale);
     let attention = attention(config, r, Heads { scale, ..heads }, layers)?;
-    let embedding = factor(config, "embedding_multiplier")?.unwrap_or(1.0);
-    let residual = factor(config, "residual_multiplier")?.unwrap_or(1.0);
-    let divisor = factor(config, "logits_scaling")?.unwrap_or(1.0);
-    if divisor == 0.0 {
-        return Err(config.unsupported("logits_scaling", "a number other than 0"));
-    }
-    let (experts, top_k) = blocks::expert_counts(config, Some(2))?;
-    let shared = config.count("shared_expert_intermediate_size")?.filter(|width| *width > 0);
-    let moe = Moe {
-        route: Route { score: Score::SoftmaxOfChosen, ..Route::softmax(experts, top_k, false) },
-        router: "block_sparse_moe.router",
-        correction_bias: None,
-        experts: ExpertNames {
-            module: "block_sparse_moe.experts",
-            projections: ["gate_proj", "up_proj", "down_proj"],
-        },
-        shared: shared.map(|width| SharedExpert { module: "shared_mlp", width, gate: None }),
-    };
+    let ([embedding, residual, divisor], moe) = (multipliers(config)?, moe(config)?);
 
     let (x, table) = blocks::embed(r, hidden_size)?;
     let mut x = times(r, x, embedding);

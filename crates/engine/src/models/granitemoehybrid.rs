@@ -4,15 +4,15 @@
 //! Source: transformers `modeling_granitemoehybrid.py`; GGUF architecture `granitehybrid`, whose layers of attention are
 //! those that have key heads, and whose queries and keys are permuted as those of `granitemoe`.
 
-use moeflux_compute::graph::{RopeStyle, Route, Score, SsmScan, Value};
+use moeflux_compute::graph::{RopeStyle, SsmScan, Value};
 
 use super::blocks::attention::Heads;
 use super::blocks::mamba2::{self, Mamba2};
-use super::blocks::{self, Moe, SharedExpert, times};
+use super::blocks::{self, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::granitemoe::{self, factor};
 use super::names::{NameMap, Names, PAIRED};
-use super::recorder::{ExpertNames, Recorder};
+use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
@@ -151,26 +151,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
-    let embedding = factor(config, "embedding_multiplier")?.unwrap_or(1.0);
-    let residual = factor(config, "residual_multiplier")?.unwrap_or(1.0);
-    let divisor = factor(config, "logits_scaling")?.unwrap_or(1.0);
-    if divisor == 0.0 {
-        return Err(config.unsupported("logits_scaling", "a number other than 0"));
-    }
+    let ([embedding, residual, divisor], moe) = (granitemoe::multipliers(config)?, granitemoe::moe(config)?);
     let key_heads = key_heads(config, layers)?;
     let mamba = if key_heads.contains(&None) { Some(mamba(config, hidden_size, eps)?) } else { None };
-    let (experts, top_k) = blocks::expert_counts(config, Some(2))?;
-    let shared = config.count("shared_expert_intermediate_size")?.filter(|width| *width > 0);
-    let moe = Moe {
-        route: Route { score: Score::SoftmaxOfChosen, ..Route::softmax(experts, top_k, false) },
-        router: "block_sparse_moe.router",
-        correction_bias: None,
-        experts: ExpertNames {
-            module: "block_sparse_moe.experts",
-            projections: ["gate_proj", "up_proj", "down_proj"],
-        },
-        shared: shared.map(|width| SharedExpert { module: "shared_mlp", width, gate: None }),
-    };
 
     let (x, table) = blocks::embed(r, hidden_size)?;
     let mut x = times(r, x, embedding);
