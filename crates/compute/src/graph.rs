@@ -33,7 +33,7 @@ mod rope;
 mod rows;
 mod selection;
 
-pub use activation::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
+pub use activation::{ActivateOp, Activation, Gate, GateOp, Gelu, GeluOp, ScaledSiluOp};
 pub use attention::{
     Attention, AttentionOp, BidirectionalAttentionOp, LatentAttention, LatentAttentionOp, LatentInputs,
     LatentWeights,
@@ -64,7 +64,7 @@ pub use recurrent::{
     CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,
     SsmScanOp, SsmWeights, StateId,
 };
-pub use rope::{Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
+pub use rope::{Growth, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
 pub use rows::{
     AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
     SliceOp,

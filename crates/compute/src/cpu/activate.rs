@@ -4,7 +4,7 @@ use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::simd::Simd;
 use super::vector;
 use crate::Result;
-use crate::graph::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
+use crate::graph::{ActivateOp, Activation, Gate, GateOp, Gelu, GeluOp, ScaledSiluOp};
 
 impl CpuOp for ActivateOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
@@ -53,25 +53,34 @@ impl CpuOp for ScaledSiluOp {
     }
 }
 
-impl CpuOp for SigmoidGateOp {
+impl CpuOp for GateOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
-        let Self { x, gate } = *self;
+        let Self { x, gate, function } = *self;
         let simd = cpu.context.simd;
         let rows = cpu.values.rows(x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             out.copy_from_slice(cpu.values.row(x, row));
             let gate = cpu.values.row(gate, row);
-            match out.len() / gate.len() {
-                1 if out.len() > 1 => vector::sigmoid_mul(simd, gate, out),
-                part => {
-                    for (gate, out) in gate.iter().zip(out.chunks_exact_mut(part)) {
-                        vector::scale(simd, 1.0 / (1.0 + (-gate).exp()), out);
-                    }
-                }
+            let part = out.len() / gate.len();
+            match function {
+                Gate::Sigmoid if part == 1 && out.len() > 1 => vector::sigmoid_mul(simd, gate, out),
+                Gate::Sigmoid => scale_parts(simd, gate, out, |gate| 1.0 / (1.0 + (-gate).exp())),
+                Gate::Softplus => scale_parts(simd, gate, out, softplus),
             }
         });
         Ok(())
     }
+}
+
+/// Multiplies each of as many equal parts of `out` as there are gates with what `factor` makes of its gate.
+fn scale_parts(simd: Simd, gates: &[f32], out: &mut [f32], factor: impl Fn(f32) -> f32) {
+    let parts = out.chunks_exact_mut(out.len() / gates.len());
+    gates.iter().zip(parts).for_each(|(gate, part)| vector::scale(simd, factor(*gate), part));
+}
+
+/// ln(1 + eˣ), without overflow.
+pub(crate) fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// What `activation` makes of gate and up, or of up alone, in place of gate.

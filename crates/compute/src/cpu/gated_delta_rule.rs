@@ -5,6 +5,7 @@
 //! the first-level cache. Prefill runs the recurrence too; the chunked form (matrix products within chunks of tokens)
 //! would do more arithmetic to need fewer passes, and would make results depend on where chunks begin.
 
+use super::activate::softplus;
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
@@ -112,11 +113,6 @@ fn normalize(simd: Simd, x: &[f32], scale: f32, out: &mut [f32]) {
     let factor = 1.0 / (vector::sum_of_squares(simd, x) + DeltaRule::L2_EPS).sqrt();
     out.copy_from_slice(x);
     vector::scale(simd, factor * scale, out);
-}
-
-/// ln(1 + eˣ), without overflow.
-fn softplus(x: f32) -> f32 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// One token of one head: S ← g·S; δ = β(v − Sᵀk); S ← S + kδᵀ; out = Sᵀq.

@@ -1,5 +1,6 @@
 //! The router: scores of all experts, then the best `top_k`.
 
+use super::activate::softplus;
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::graph::{GroupRank, Groups, Output, Route, RouteBy, RouteOp, Score};
 use crate::quant::dequantize_row;
@@ -120,6 +121,9 @@ impl Choice {
             let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
             score(&logits, Score::Softmax, chosen);
         }
+        if route.score == Score::SparseMixer {
+            mix(row, order, route.epsilon, chosen);
+        }
         let sum = if route.renormalize { chosen.iter().sum::<f32>() + route.epsilon } else { 1.0 };
         // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
         let poison: f32 = row.iter().map(|l| l * 0.0).sum();
@@ -146,12 +150,20 @@ fn score(logits: &[f32], score: Score, out: &mut [f32]) {
             out.iter_mut().for_each(|o| *o /= sum);
         }
         Score::SqrtSoftplus => {
-            // ln(1 + eˣ) without overflow.
-            let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
             out.iter_mut().zip(logits).for_each(|(o, l)| *o = softplus(*l).sqrt());
         }
         Score::Sigmoid => out.iter_mut().zip(logits).for_each(|(o, l)| *o = 1.0 / (1.0 + (-l).exp())),
-        Score::SoftmaxOfChosen => out.copy_from_slice(logits),
+        Score::SoftmaxOfChosen | Score::SparseMixer => out.copy_from_slice(logits),
+    }
+}
+
+/// Weights of SparseMixer of the experts `order`, best first.
+fn mix(logits: &[f32], order: &[u32], epsilon: f32, out: &mut [f32]) {
+    for (n, out) in out.iter_mut().enumerate() {
+        let (before, best) = (&order[..n], logits[order[n] as usize]);
+        let far = |logit: f32| (best - logit) / logit.abs().max(best) > 2.0 * epsilon;
+        let among = (0u32..).zip(logits).filter(|(id, logit)| !far(**logit) && !before.contains(id));
+        *out = among.map(|(_, logit)| (logit - best).exp()).sum::<f32>().recip();
     }
 }
 

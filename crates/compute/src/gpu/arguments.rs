@@ -559,7 +559,9 @@ arguments! {
 
     ["rows.h" PositionScaleConstants]
     /// Of `position_scale`.
-    PositionScaleConstants { count: usize, width: usize, base: f32, slope: f32, offset: u32, period: u32 }
+    PositionScaleConstants {
+        count: usize, width: usize, base: f32, slope: f32, offset: u32, period: u32, power: bool
+    }
 
     ["streams.h" HyperConstants]
     /// Of `hyper_weights`.
@@ -609,6 +611,7 @@ impl RouteConstants {
             Score::Sigmoid => 1,
             Score::SoftmaxOfChosen => 2,
             Score::SqrtSoftplus => 3,
+            Score::SparseMixer => 4,
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
         let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2 } else { 1 };

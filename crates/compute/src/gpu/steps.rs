@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use crate::graph::{
     ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
-    DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph,
+    DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, Gate, GateOp, GatedDeltaRuleOp, GatherRowsOp, Graph,
     LatentAttentionOp, LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output,
-    Placement, Precision, RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp,
-    StateId, Value, WeightId,
+    Placement, Precision, RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SliceOp, StateId, Value,
+    WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.
@@ -85,9 +85,10 @@ pub(crate) enum Step {
         limit: f32,
         out: Value,
     },
-    SigmoidGate {
+    Gate {
         x: Value,
         gate: Value,
+        function: Gate,
         out: Value,
     },
     Slice {
@@ -167,7 +168,7 @@ impl Step {
             }
             Self::SwiGlu { gate, up, .. } => vec![gate, up],
             Self::Add { a, b, .. } => vec![a, b],
-            Self::SigmoidGate { x, gate, .. } => vec![x, gate],
+            Self::Gate { x, gate, .. } => vec![x, gate],
             Self::Route { logits, .. } => vec![logits],
             Self::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => vec![q, k, v, a, b],
         }
@@ -187,7 +188,7 @@ impl Step {
             | Self::SwiGlu { out, .. }
             | Self::Add { out, .. }
             | Self::Clamp { out, .. }
-            | Self::SigmoidGate { out, .. }
+            | Self::Gate { out, .. }
             | Self::Slice { out, .. }
             | Self::GatherRows { out, .. }
             | Self::MoeExperts { out, .. }
@@ -308,7 +309,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp, .. }) => {
             Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
         }
-        Op::SigmoidGate(SigmoidGateOp { x, gate }) => Step::SigmoidGate { x, gate, out },
+        Op::Gate(GateOp { x, gate, function }) => Step::Gate { x, gate, function, out },
         Op::Slice(SliceOp { x, groups, start, len }) => Step::Slice { x, groups, start, len, out },
         Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, plain, state }) => {
             Step::CausalConv1d { x, weight, bias, kernel, dilation, plain, state, out }

@@ -63,7 +63,7 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::LayerNorm(_)
         | Op::Activate(_)
         | Op::ScaledSilu(_)
-        | Op::SigmoidGate(_)
+        | Op::Gate(_)
         | Op::Rope(_)
         | Op::PositionScale(_)
         | Op::WindowPool(_)

@@ -146,19 +146,30 @@ impl Operation for ScaledSiluOp {
     }
 }
 
-/// x ⊙ sigmoid(gate).
+/// What a gate multiplies with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// sigmoid(gate).
+    Sigmoid,
+    /// ln(1 + e^gate).
+    Softplus,
+}
+
+/// x ⊙ f(gate).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SigmoidGateOp {
+pub struct GateOp {
     /// (rows, width).
     pub x: Value,
     /// (rows, gates): one for each of as many equal parts of x, which may be single elements or whole rows.
     pub gate: Value,
+    /// f.
+    pub function: Gate,
 }
 
-refers!(SigmoidGateOp { x, gate });
+refers!(GateOp { x, gate, function });
 
-impl Operation for SigmoidGateOp {
-    const NAME: &'static str = "sigmoid_gate";
+impl Operation for GateOp {
+    const NAME: &'static str = "gate";
 
     fn width(&self, _: &GraphBuilder) -> Result<usize> {
         check(Self::NAME, "width left over by gates", 0, self.x.width % self.gate.width.max(1))?;
@@ -211,6 +222,14 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if parts are not equal.
     pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
-        self.record(SigmoidGateOp { x, gate })
+        self.gate(x, gate, Gate::Sigmoid)
+    }
+
+    /// x ⊙ f(gate), with a gate for each of as many equal parts of a row as the gate has columns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal.
+    pub fn gate(&mut self, x: Value, gate: Value, function: Gate) -> Result<Value> {
+        self.record(GateOp { x, gate, function })
     }
 }

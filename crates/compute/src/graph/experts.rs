@@ -18,6 +18,10 @@ pub enum Score {
     SqrtSoftplus,
     /// Experts are chosen by logits; weights are the softmax over the chosen (gpt-oss).
     SoftmaxOfChosen,
+    /// Experts are chosen by logits; the weight of each is its part of a softmax over those which were not chosen before it
+    /// and are not far below it: a logit l with (c − l) / max(|l|, c) > 2 · [`Route::epsilon`], for the logit c of the
+    /// chosen one, takes no part (SparseMixer, Liu et al. 2024, at inference; Phi-3.5-MoE).
+    SparseMixer,
 }
 
 /// How a group of experts is ranked among groups.
@@ -53,7 +57,7 @@ pub struct Route {
     pub groups: Option<Groups>,
     /// Divide the chosen weights by their sum (`norm_topk_prob`).
     pub renormalize: bool,
-    /// Added to that sum.
+    /// Added to that sum; of [`Score::SparseMixer`] what is close.
     pub epsilon: f32,
     /// Factor on the weights at the end (`routed_scaling_factor`).
     pub scale: f32,

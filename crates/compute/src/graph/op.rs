@@ -4,7 +4,7 @@
 
 #[cfg(test)]
 use super::CpuOnlyOp;
-use super::activation::{ActivateOp, GeluOp, ScaledSiluOp, SigmoidGateOp};
+use super::activation::{ActivateOp, GateOp, GeluOp, ScaledSiluOp};
 use super::attention::{AttentionOp, BidirectionalAttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
 use super::experts::{MoeExpertsOp, RouteOp};
@@ -83,7 +83,7 @@ ops! { $
     Activate(ActivateOp),
     Gelu(GeluOp),
     ScaledSilu(ScaledSiluOp),
-    SigmoidGate(SigmoidGateOp),
+    Gate(GateOp),
     Rope(RopeOp),
     PositionScale(PositionScaleOp),
     Attention(AttentionOp),

@@ -4,8 +4,8 @@
 //! called follow from that, so that nothing else has to know every operation.
 
 use super::{
-    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertLowRank, ExpertSetId, Gelu,
-    GraphBuilder, HyperConnection, LatentCacheId, LowRank, NGrams, Placement, PositionScale, Precision,
+    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertLowRank, ExpertSetId, Gate,
+    Gelu, GraphBuilder, HyperConnection, LatentCacheId, LowRank, NGrams, Placement, PositionScale, Precision,
     Route, Routing, SsmScan, StateId, Value, WeightId, Weighted, WindowPool,
 };
 use crate::Result;
@@ -159,7 +159,7 @@ macro_rules! parameters {
 }
 
 parameters! {
-    usize, f32, bool, Activation, BlockChoice, DeltaRule, Gelu, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
+    usize, f32, bool, Activation, BlockChoice, DeltaRule, Gate, Gelu, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
     Weighted, WindowPool,
 }
 

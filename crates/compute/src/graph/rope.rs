@@ -63,30 +63,53 @@ impl Placement {
     }
 }
 
-/// Factors that depend on a token's position: base + slope · ln(1 + ⌊(position + offset) / period⌋), as the temperature of
-/// attention in Llama 4.
+/// How factors grow with positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// base + slope · ln(1 + ⌊(position + offset) / period⌋), as the temperature of attention in Llama 4.
+    Steps,
+    /// base · (1 + (position + offset) / period)^slope.
+    Power,
+}
+
+/// Factors that depend on a token's position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PositionScale {
     /// Factor of early positions.
     pub base: f32,
-    /// Growth.
+    /// Growth: a factor, or an exponent.
     pub slope: f32,
     /// Added to positions.
     pub offset: usize,
     /// Positions that have the same factor.
     pub period: usize,
+    /// What these make.
+    pub growth: Growth,
 }
 
 impl PositionScale {
     /// The same factor everywhere.
     pub fn constant(base: f32) -> Self {
-        Self { base, slope: 0.0, offset: 0, period: 1 }
+        Self { base, slope: 0.0, offset: 0, period: 1, growth: Growth::Steps }
+    }
+
+    /// 1 + slope · ln(1 + ⌊(position + offset) / period⌋).
+    pub fn steps(slope: f32, offset: usize, period: usize) -> Self {
+        Self { base: 1.0, slope, offset, period, growth: Growth::Steps }
+    }
+
+    /// (1 + (position + offset) / period)^exponent.
+    pub fn power(exponent: f32, offset: usize, period: usize) -> Self {
+        Self { base: 1.0, slope: exponent, offset, period, growth: Growth::Power }
     }
 
     /// The factor at `position`.
     pub fn at(&self, position: usize) -> f32 {
-        let steps = (position.saturating_add(self.offset) / self.period.max(1)) as f32;
-        self.base + self.slope * steps.ln_1p()
+        let (position, period) = (position.saturating_add(self.offset), self.period.max(1));
+        match self.growth {
+            Growth::Steps => self.base + self.slope * ((position / period) as f32).ln_1p(),
+            Growth::Power => self.base * (self.slope * (position as f32 / period as f32).ln_1p()).exp(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
-use crate::graph::{ActivateOp, Activation, Gelu, GeluOp, ScaledSiluOp, SigmoidGateOp};
+use crate::graph::{ActivateOp, Activation, Gate, GateOp, Gelu, GeluOp, ScaledSiluOp};
 
 /// silu(gate) · up.
 pub fn swiglu(gate: f32, up: f32) -> f32 {
@@ -83,11 +83,15 @@ impl ReferenceOp for ScaledSiluOp {
     }
 }
 
-impl ReferenceOp for SigmoidGateOp {
+impl ReferenceOp for GateOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let factor = |gate: f32| match self.function {
+            Gate::Sigmoid => sigmoid(gate),
+            Gate::Softplus => softplus(f64::from(gate)) as f32,
+        };
         let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
             let part = x.len() / gate.len();
-            x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
+            x.iter().enumerate().map(|(i, x)| x * factor(gate[i / part])).collect()
         };
         Ok(Outcome::Rows(call.of(self.x).iter().zip(call.of(self.gate)).map(row).collect()))
     }

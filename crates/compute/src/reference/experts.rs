@@ -15,7 +15,7 @@ fn scores(logits: &[f32], score: Score) -> Vec<f64> {
         Score::Softmax => softmax(logits),
         Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
         Score::SqrtSoftplus => logits.iter().map(|l| softplus(f64::from(*l)).sqrt()).collect(),
-        Score::SoftmaxOfChosen => logits.iter().map(|l| f64::from(*l)).collect(),
+        Score::SoftmaxOfChosen | Score::SparseMixer => logits.iter().map(|l| f64::from(*l)).collect(),
     }
 }
 
@@ -50,10 +50,25 @@ pub fn route_by_token(logits: &[f32], ids: &[f32], route: &Route) -> Vec<(u32, f
     weigh(logits, &scores(logits, route.score), ids.iter().map(|id| *id as usize).collect(), route)
 }
 
+/// Weights of SparseMixer of the experts `order`.
+fn mixed(logits: &[f32], order: &[usize], epsilon: f32) -> Vec<f64> {
+    let mut left = vec![true; logits.len()];
+    let weight = |chosen: &usize| {
+        let best = logits[*chosen];
+        let far = |logit: f32| (best - logit) / logit.abs().max(best) > 2.0 * epsilon;
+        let among = logits.iter().zip(&left).filter(|(logit, left)| **left && !far(**logit));
+        let sum: f64 = among.map(|(logit, _)| f64::from(logit - best).exp()).sum();
+        left[*chosen] = false;
+        sum.recip()
+    };
+    order.iter().map(weight).collect()
+}
+
 /// Experts `order` with their weights.
 fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Vec<(u32, f32)> {
     let chosen: Vec<f64> = match route.score {
         Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
+        Score::SparseMixer => mixed(logits, &order, route.epsilon),
         _ => order.iter().map(|e| scores[*e]).collect(),
     };
     let sum = if route.renormalize { chosen.iter().sum::<f64>() + f64::from(route.epsilon) } else { 1.0 };

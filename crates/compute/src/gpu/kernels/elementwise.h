@@ -6,7 +6,7 @@ struct ElementConstants {
     uint count;
     // Clamp and soft cap: the limit. Scaled SiLU: the factor.
     float number;
-    // Sigmoid gate: elements that share a gate.
+    // Gates: elements that share a gate.
     uint shared;
 };
 
@@ -50,4 +50,9 @@ KERNEL(soft_cap, ElementConstants, (const float, x), (float, out)) {
 KERNEL(sigmoid_gate, ElementConstants, (const float, x), (const float, gate), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i < c.count) out[i] = x[i] * sigmoid(gate[i / c.shared]);
+}
+
+KERNEL(softplus_gate, ElementConstants, (const float, x), (const float, gate), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i < c.count) out[i] = x[i] * softplus(gate[i / c.shared]);
 }

@@ -4,14 +4,14 @@
 
 CONSTANT uint MAX_EXPERTS = 1024, MAX_CHOSEN = 64;
 // Scores.
-CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2, SQRT_SOFTPLUS = 3;
+CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2, SQRT_SOFTPLUS = 3, SPARSE_MIXER = 4;
 
 struct RouteConstants {
     uint experts, top_k, score;
     // Groups of experts (0: none), groups kept, and how many of a group's best experts rank it.
     uint groups, keep, rank;
     uint renormalize;
-    // Added to the sum that weights are divided by, and their factor.
+    // Added to the sum that weights are divided by, or of SparseMixer what is close; and the weights' factor.
     float epsilon, scale;
     uint has_bias;
 };
@@ -127,9 +127,30 @@ DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(
     return poison;
 }
 
+// SparseMixer's weight of the n-th chosen expert: its part of a softmax over those that are close and not chosen before.
+DEVICE float mixed_weight(const RouteConstants c, const RouteMemory m, uint n) {
+    const float best = m.scores[m.chosen[n]];
+    float sum = 0.0f;
+    for (uint e = 0; e < c.experts; ++e) {
+        const float l = m.scores[e], size = abs_of(l);
+        bool taken = false;
+        for (uint k = 0; k < n; ++k) taken = taken || m.chosen[k] == e;
+        const bool far = quotient(best - l, size > best ? size : best) > 2.0f * c.epsilon;
+        sum += far || taken ? 0.0f : exp_of(l - best);
+    }
+    return quotient(1.0f, sum);
+}
+
 // Ids and weights (top_k) of what was chosen with `weigh`: few, so that one thread sums them, in order.
 DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float poison, GPTR(uint) ids,
                          GPTR(float) weights) {
+    if (c.score == SPARSE_MIXER) {
+        for (uint k = 0; k < c.top_k; ++k) {
+            ids[k] = m.chosen[k];
+            weights[k] = mixed_weight(c, m, k) * c.scale + poison;
+        }
+        return;
+    }
     const float top = m.scores[m.chosen[0]];
     float total = 0.0f;
     for (uint k = 0; k < c.top_k; ++k) {

@@ -70,12 +70,16 @@ struct PositionScaleConstants {
     float base, slope;
     // Added to positions, and positions that have the same factor.
     uint offset, period;
+    // Whether factors are a power.
+    uint power;
 };
 
-// Rows of x times base + slope · ln(1 + ⌊(position + offset) / period⌋) → out.
+// Rows of x times base + slope · ln(1 + ⌊(position + offset) / period⌋), or base · (1 + (position + offset) / period)^slope
+// → out.
 KERNEL(position_scale, PositionScaleConstants, (const float, x), (const Place, places), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i >= c.count) return;
     const ulong position = (ulong)places[i / c.width].position + c.offset;
-    out[i] = x[i] * (c.base + c.slope * log1p_of((float)(position / c.period)));
+    out[i] = x[i] * (c.power ? c.base * exp_of(c.slope * log1p_of(quotient((float)position, (float)c.period)))
+                             : c.base + c.slope * log1p_of((float)(position / c.period)));
 }

@@ -3,7 +3,7 @@
 use super::context::{Launch, Lowering};
 use crate::gpu::arguments::{ActivateConstants, ElementConstants};
 use crate::gpu::device::{Dispatch, Slice};
-use crate::graph::{Activation, Value};
+use crate::graph::{Activation, Gate, Value};
 
 impl Lowering<'_> {
     /// A kernel of elements of `inputs`, with a number.
@@ -21,12 +21,16 @@ impl Lowering<'_> {
     }
 
     /// Elements of `gate` each gate as many of `x`.
-    pub(super) fn sigmoid_gate(&self, x: Value, gate: Value, out: Value) -> Dispatch {
+    pub(super) fn gate(&self, [x, gate]: [Value; 2], function: Gate, out: Value) -> Dispatch {
+        let kernel = match function {
+            Gate::Sigmoid => "sigmoid_gate",
+            Gate::Softplus => "softplus_gate",
+        };
         let count = self.rows * out.width();
         let shared = x.width() / gate.width();
         let buffers = [self.value(x), self.value(gate), self.value(out)];
         let constants = &ElementConstants { count, number: 0.0, shared };
-        Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }.each(count)
+        Launch { unit: "elementwise", kernel, buffers: &buffers, constants }.each(count)
     }
 
     /// A product of gate and up.

@@ -89,7 +89,7 @@ impl Lowering<'_> {
             Step::SwiGlu { gate, up, out } => self.elements("swiglu", &[gate, up], 0.0, out),
             Step::Add { a, b, out } => self.elements("add", &[a, b], 0.0, out),
             Step::Clamp { x, limit, out } => self.elements("clamp_to", &[x], limit, out),
-            Step::SigmoidGate { x, gate, out } => self.sigmoid_gate(x, gate, out),
+            Step::Gate { x, gate, function, out } => self.gate([x, gate], function, out),
             Step::Slice { x, groups, start, len, out } => self.slice(x, groups, [start, len], out),
             Step::GatherRows { x, out } => self.gather_rows(x, out),
             Step::Route { logits, bias, scales, route, routing } => {

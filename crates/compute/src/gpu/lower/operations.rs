@@ -93,7 +93,7 @@ impl Lowering<'_> {
             | Op::Slice(_)
             | Op::GatherRows(_)
             | Op::Linear(_)
-            | Op::SigmoidGate(_)
+            | Op::Gate(_)
             | Op::Attention(_)
             | Op::LatentAttention(_)
             | Op::Route(_)

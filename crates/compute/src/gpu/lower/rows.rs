@@ -7,7 +7,7 @@ use crate::gpu::arguments::{
 };
 use crate::gpu::device::Dispatch;
 use crate::gpu::memory::Turn;
-use crate::graph::{PositionScale, RopeStyle, Value, WeightId};
+use crate::graph::{Growth, PositionScale, RopeStyle, Value, WeightId};
 
 /// Channels of heads that are rotated: from `first` on; by negative angles if `inverse`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -86,7 +86,8 @@ impl Lowering<'_> {
         let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
         let buffers = [self.value(x), self.input(self.layout.places), self.value(out)];
         let (base, slope) = (scale.base, scale.slope);
-        let constants = &PositionScaleConstants { count, width, base, slope, offset, period };
+        let power = scale.growth == Growth::Power;
+        let constants = &PositionScaleConstants { count, width, base, slope, offset, period, power };
         Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
     }
 

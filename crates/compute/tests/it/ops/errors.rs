@@ -103,7 +103,7 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::Linear(linear) if int8 && linear.precision == Precision::Fast => bound(6e-5, 3e-2),
         Op::Linear(_) | Op::GroupedLinear(_) => SUMS,
         Op::RmsNorm(_) | Op::LayerNorm(_) => SUMS,
-        Op::Activate(_) | Op::Gelu(_) | Op::ScaledSilu(_) | Op::SigmoidGate(_) | Op::PositionScale(_) => SUMS,
+        Op::Activate(_) | Op::Gelu(_) | Op::ScaledSilu(_) | Op::Gate(_) | Op::PositionScale(_) => SUMS,
         // Values round to 11 bits: (2⁻¹¹)²/12 · 4/3 ≈ 3e-8; keys the same, which the softmax amplifies.
         Op::Attention(_) if f16 => bound(5e-7, 4e-3),
         // Steps of max/127 per 32 values, as of int8 activations; keys the same, which the softmax amplifies.

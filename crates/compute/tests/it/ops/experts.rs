@@ -121,6 +121,11 @@ pub fn routes_by_other_scores() -> Vec<Case> {
             cases.push(biased_route_case(route, bias, "normal", Random::normal));
         }
     }
+    // Of logits that are close to each other as often as not, of both signs and all zero.
+    for (epsilon, name) in [(0.1, "normal"), (0.3, "normal"), (0.1, "zero")] {
+        let route = Route { score: Score::SparseMixer, epsilon, ..Route::softmax(16, 3, false) };
+        cases.push(route_case(route, name, |random| if name == "zero" { 0.0 } else { random.normal() }));
+    }
     // Biases that push scores below zero, where a mask of zeros would choose what is masked.
     let route = Route { groups: groups(4, 2, GroupRank::BestTwo), score: Score::Sigmoid, ..base };
     cases.push(biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0));

@@ -110,9 +110,7 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     });
     refused("swiglu: width of up: expected 6, got 8", |g, six, eight| g.swiglu(six, eight));
     refused("add: width of b: expected 8, got 6", |g, six, eight| g.add(eight, six));
-    refused("sigmoid_gate: width left over by gates: expected 0, got 6", |g, six, eight| {
-        g.sigmoid_gate(six, eight)
-    });
+    refused("gate: width left over by gates: expected 0, got 6", |g, six, eight| g.sigmoid_gate(six, eight));
     refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
     refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
     refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));

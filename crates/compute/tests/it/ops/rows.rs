@@ -1,7 +1,7 @@
 //! Operations on single rows.
 
 use moeflux_compute::DType;
-use moeflux_compute::graph::{Activation, Gelu, Placement, PositionScale, Rope, RopeStyle, Value};
+use moeflux_compute::graph::{Activation, Gate, Gelu, Placement, PositionScale, Rope, RopeStyle, Value};
 use moeflux_compute::reference::layer_norm;
 
 use super::case::{Batching, Case, LONG, Recorder, VOCABULARY, WHOLE};
@@ -109,8 +109,9 @@ pub fn rope() -> Vec<Case> {
 
 pub fn position_scale() -> Vec<Case> {
     let scales = [
-        PositionScale { base: 1.0, slope: 0.3, offset: 1, period: 13 },
-        PositionScale { base: 1.0, slope: 0.3, offset: 0, period: 1 },
+        PositionScale::steps(0.3, 1, 13),
+        PositionScale::steps(0.3, 0, 1),
+        PositionScale::power(0.7, 1, 13),
         PositionScale::constant(0.7),
     ];
     let case = |scale| {
@@ -137,15 +138,18 @@ pub fn elementwise() -> Vec<Case> {
             of_two(width, |r, a, b| r.graph.add(a, b).unwrap()),
             of_two(width, |r, a, _| r.graph.clamp(a, 1.5)),
             of_two(width, |r, a, b| r.graph.sigmoid_gate(b, a).unwrap()),
+            of_two(width, |r, a, b| r.graph.gate(b, a, Gate::Softplus).unwrap()),
             of_two(width, |_, a, _| a).of("GatherRows"),
         ]
     };
     let mut cases: Vec<Case> = [1, 37, 500].into_iter().flat_map(cases).collect();
     for (parts, each) in [(1, 37), (4, 10), (3, 33)] {
-        let mut r = Recorder::new(14);
-        let (x, gate) = (r.input(parts * each), r.input(parts));
-        let out = r.graph.sigmoid_gate(x, gate).unwrap();
-        cases.push(r.case(format!("{parts} parts of {each}"), out));
+        for function in [Gate::Sigmoid, Gate::Softplus] {
+            let mut r = Recorder::new(14);
+            let (x, gate) = (r.input(parts * each), r.input(parts));
+            let out = r.graph.gate(x, gate, function).unwrap();
+            cases.push(r.case(format!("{parts} parts of {each}, {function:?}"), out));
+        }
     }
     let mut r = Recorder::new(5);
     let x = r.input(13);
@@ -261,5 +265,6 @@ fn formulas_of_the_reference() {
     let mut x = [1.0, 3.0];
     layer_norm(&mut x, &[2.0, 4.0], &[0.5, 0.25], 0.0);
     assert_eq!(x, [-1.5, 4.25]);
-    assert!((PositionScale { base: 1.0, slope: 0.1, offset: 1, period: 4 }.at(8) - 1.10986).abs() < 1e-5);
+    assert!((PositionScale::power(0.5, 1, 3).at(8) - 2.0).abs() < 1e-6);
+    assert!((PositionScale::steps(0.1, 1, 4).at(8) - 1.10986).abs() < 1e-5);
 }
