@@ -623,6 +623,22 @@ SMALL = [
     ),
     # A base for layers with a window, and one for the others, which are scaled.
     GgufCase("mellum_bf16", "mellum", 78, configs.mellum(), "BF16", n_tokens=96, converted=True, peer=False),
+    # A gate a head; every fourth layer from the first on sees everything, and has another number of heads and a rotation of
+    # half of each.
+    GgufCase("laguna_bf16", "laguna", 79, configs.laguna(), "BF16", n_tokens=96, converted=True, peer=False),
+    # A gate a channel, no windows.
+    GgufCase(
+        "laguna_elements_q8_0",
+        "laguna",
+        80,
+        configs.laguna() | configs.LAGUNA_ELEMENTS,
+        "Q8_0",
+        n_tokens=48,
+        converted=True,
+        peer=False,
+    ),
+    # llama.cpp weighs experts by a softmax, not as the model does.
+    GgufCase("phimoe_q8_0", "phimoe", 81, configs.phimoe(), "Q8_0", n_tokens=48, converted=True, peer=False),
 ]
 
 

@@ -1,5 +1,6 @@
 """Configurations of the GGUF fixtures: one function a family, whose arguments replace its keys."""
 
+import math
 from typing import Any
 
 
@@ -547,6 +548,74 @@ def mellum() -> dict[str, Any]:
         sliding_window=11,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters={"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 70.0}},
+        tie_word_embeddings=False,
+        eos_token_id=292,
+    )
+
+
+def laguna() -> dict[str, Any]:
+    """What llama.cpp can say: layers with windows by turns, dense layers first, logits of the router that are not capped."""
+    full = {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    sliding = {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 1.0}
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_attention_heads_per_layer=[4, 6, 6, 6, 4],
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_routed_scaling_factor=2.5,
+        sliding_window=11,
+        layer_types=kinds,
+        rope_parameters={"full_attention": full | {"partial_rotary_factor": 0.5}, "sliding_attention": sliding},
+        tie_word_embeddings=False,
+        eos_token_id=292,
+    )
+
+
+LAGUNA_ELEMENTS: dict[str, Any] = dict(
+    num_hidden_layers=3,
+    num_attention_heads_per_layer=None,
+    gating="per-element",
+    layer_types=["full_attention"] * 3,
+    mlp_layer_types=["dense", "dense", "sparse"],
+    sliding_window=0,
+    rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 1.0}},
+)
+
+
+def phimoe() -> dict[str, Any]:
+    """What llama.cpp can say: magnitudes of rotations that follow from the contexts' lengths."""
+    magnitude = (1 + math.log(512 / 128) / math.log(128)) ** 0.5
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_local_experts=5,
+        attention_bias=True,
+        lm_head_bias=True,
+        sliding_window=None,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 90.0,
+            "short_factor": [1.0, 1.5, 2.0, 3.0],
+            "long_factor": [2.0, 4.0, 8.0, 16.0],
+            "short_mscale": magnitude,
+            "long_mscale": magnitude,
+            "original_max_position_embeddings": 128,
+        },
         tie_word_embeddings=False,
         eos_token_id=292,
     )

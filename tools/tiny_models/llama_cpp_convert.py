@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 
+# Architectures that published configurations call otherwise than transformers.
+PUBLISHED_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 # Those whose configuration transformers would translate to keys that the converter does not read.
 PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM")
 
@@ -51,7 +53,7 @@ def main() -> None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     names = ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM", "HunYuanMoEV1ForCausalLM")
-    for name in (*names, "MellumForCausalLM", "Cohere2MoeForCausalLM"):
+    for name in (*names, "MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 
@@ -75,7 +77,7 @@ def main() -> None:
                 with torch.inference_mode():
                     parameters = ModelBase.load_hparams(Path(folder), False)
                     name = get_model_architecture(parameters, ModelType.TEXT)
-                    converter = get_model_class(name)
+                    converter = get_model_class(PUBLISHED_NAMES.get(name, name))
                     # Layers that predict further tokens are not there.
                     converter.no_mtp = True
                     more = {"eager": file_type == "q8_0"} | fuse

@@ -51,7 +51,7 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7"),
+        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7", "laguna"),
         # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
         config_edits={
             key: case.config[key] for key in ("full_attention_interval", "text_config") if key in case.config
@@ -170,7 +170,12 @@ def stored_path(name: str, family: str) -> str:
         path = path.replace("model.language_model.", "model.", 1).replace(".shared_experts.", ".share_expert.")
         path = path.replace("mlp.gate.e_score_correction_bias", "mlp.gate.router_bias")
         return "mlp.gate.gate".join(path.rsplit("mlp.gate", 1)) if path.endswith("mlp.gate") else path
-    if family in ("mixtral", "minimax_m2"):
+    if family == "laguna":
+        path = path.replace(".shared_experts.", ".shared_expert.")
+        return f"{path}.proj" if path.endswith("mlp.gate") else path
+    if family == "phimoe":
+        path = path.replace(".mlp.router", ".mlp.gate")
+    if family in ("mixtral", "minimax_m2", "phimoe"):
         path = path.replace(".mlp.", ".block_sparse_moe.")
     if family == "granitemoe":
         path = path.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")

@@ -67,5 +67,8 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_normed.axk1,
         random_normed.flex_olmo,
         random_windowed.granitemoe_swa,
+        random_windowed.laguna,
+        random_normed.beam,
+        random_softmax.phimoe,
     )
 }

@@ -1,4 +1,5 @@
-"""Random small configurations of families whose norms are elsewhere than usual: Hunyuan-A13B, FlexOlmo and A.X-K1."""
+"""Random small configurations of families whose norms are elsewhere than usual: Hunyuan-A13B, FlexOlmo, A.X-K1
+and Beam."""
 
 from typing import Any
 
@@ -64,6 +65,30 @@ def axk1(d: Draw) -> dict[str, Any]:
     elif d.chance(0.3):
         config["moe_layer_freq"] = 2
     d.maybe(config, "rope_interleave", False, p=0.3)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def beam(d: Draw) -> dict[str, Any]:
+    config = d.base(4) | d.heads() | d.groups()
+    config["num_experts"] = config.pop("n_routed_experts")
+    layers = config["num_hidden_layers"]
+    sliding = d.rope(config["head_dim"], kinds=PLAIN_KINDS)
+    full = d.pick(None, d.rope(config["head_dim"], kinds=PLAIN_KINDS))
+    config |= {
+        "intermediate_size": d.width(3, 50),
+        "moe_intermediate_size": d.width(1, 30),
+        "norm_topk_prob": d.chance(0.7),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, [d.pick("sliding_attention", "full_attention") for _ in range(layers)]),
+        "mlp_layer_types": d.pick(None, [d.pick("sparse", "sparse", "dense") for _ in range(layers)]),
+        "final_logit_softcapping": d.pick(None, 3.0, 30.0),
+    }
+    if d.chance(0.8):
+        config["rope_parameters"] = {"sliding_attention": sliding, "full_attention": full}
+    d.maybe(config, "attention_bias", True)
     d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}
     return config

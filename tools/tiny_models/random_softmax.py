@@ -154,3 +154,28 @@ def granitemoeshared(d: Draw) -> dict[str, Any]:
     """With a shared expert, mostly."""
     d.only(mlx=False)
     return granitemoe(d) | {"shared_intermediate_size": 0 if d.chance(0.2) else d.width(1, 40)}
+
+
+def phimoe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    del config["head_dim"]
+    heads = d.few_heads(config)
+    head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 90.0}
+    if d.chance():
+        factors = [[round(d.rng.uniform(1, 9), 2) for _ in range(head_dim // 2)] for _ in range(2)]
+        rope |= {"rope_type": "longrope", "short_factor": factors[0], "long_factor": factors[1]}
+        rope |= {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": d.pick(64, 128)}
+    config |= {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": d.width(1, 40),
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": d.pick(0.01, 0.1, 0.5),
+        "sliding_window": d.pick(None, d.rng.randint(1, 50)),
+        "rope_parameters": rope,
+    }
+    d.maybe(config, "attention_bias", True)
+    d.maybe(config, "lm_head_bias", True)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config

@@ -1,4 +1,5 @@
-"""Random small configurations of families with windows in some layers: Cohere2-MoE, Mellum 2, Granite MoE with windows."""
+"""Random small configurations of families with windows in some layers: Cohere2-MoE, Mellum 2, Granite MoE with windows,
+Laguna."""
 
 from typing import Any
 
@@ -77,6 +78,32 @@ def granitemoe_swa(d: Draw) -> dict[str, Any]:
         "layer_rope_theta": d.pick(None, [d.pick(0, 50.0, 700.0) for _ in range(layers)]),
         "rope_parameters": d.rope(head_dim, kinds=PLAIN_KINDS),
     }
+    d.maybe(config, "attention_bias", True)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def laguna(d: Draw) -> dict[str, Any]:
+    config = d.base(4) | d.heads() | d.experts("num_experts")
+    layers, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    heads = [kv_heads * d.rng.randint(1, 4) for _ in range(layers)]
+    config |= {
+        "intermediate_size": d.width(3, 50),
+        "moe_intermediate_size": d.width(1, 30),
+        "shared_expert_intermediate_size": d.width(1, 30),
+        "num_attention_heads_per_layer": d.pick(None, heads),
+        "gating": d.pick(True, "per-head", "per-element"),
+        "moe_routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+        "moe_router_logit_softcapping": d.pick(0.0, 0.5, 4.0),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, _kinds(d, layers, "sliding_attention", "full_attention")),
+        "mlp_layer_types": d.pick(None, _kinds(d, layers, "sparse", "sparse", "dense")),
+    }
+    if d.chance(0.8):
+        config["rope_parameters"] = {
+            kind: d.rope(config["head_dim"], kinds=PLAIN_KINDS) for kind in ("full_attention", "sliding_attention")
+        }
     d.maybe(config, "attention_bias", True)
     d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}

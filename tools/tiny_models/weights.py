@@ -73,6 +73,7 @@ CORRECTION_BIASES = {
     "exaone_moe": CorrectionBias(std=0.2, float32=True),
     "axk1": CorrectionBias(std=0.2, float32=False),
     "bailing_hybrid": CorrectionBias(std=0.2, float32=True),
+    "beam": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.

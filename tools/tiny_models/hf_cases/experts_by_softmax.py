@@ -98,6 +98,35 @@ def _hunyuan_v1_moe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _phimoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=32,
+        intermediate_size=9,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_local_experts=6,
+        router_jitter_noise=0.1,
+        attention_bias=True,
+        lm_head_bias=True,
+        sliding_window=None,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 90.0,
+            "short_factor": [1.0, 1.5, 2.0, 3.0],
+            "long_factor": [2.0, 4.0, 8.0, 16.0],
+            "short_mscale": 1.1,
+            "long_mscale": 1.3,
+            "original_max_position_embeddings": 128,
+        },
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 CASES = [
     # A base stretched for an alpha; as published, with lists that transformers does not read and a number of experts for
     # each layer; tied.
@@ -414,6 +443,25 @@ CASES = [
             logits_scaling=0.7,
         ),
         dtype="float32",
+        stacked_experts=True,
+    ),
+    # As published: biases everywhere, a rotation for the original context.
+    HfCase("phimoe_basic", "phimoe", 235, _phimoe()),
+    # As it is pruned: a plain rotation. A window, no biases.
+    HfCase(
+        "phimoe_window",
+        "phimoe",
+        236,
+        _phimoe(
+            num_key_value_heads=4,
+            router_jitter_noise=0.01,
+            attention_bias=False,
+            lm_head_bias=False,
+            tie_word_embeddings=True,
+            sliding_window=23,
+            rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        ),
+        dtype="float16",
         stacked_experts=True,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Norms after blocks too, or only there: Gemma 4, AFMoE, FlexOlmo and A.X-K1."""
+"""Norms after blocks too, or only there: Gemma 4, AFMoE, FlexOlmo, A.X-K1 and Beam."""
 
 from typing import Any
 
@@ -107,6 +107,32 @@ def _axk1(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _beam(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        sliding_window=11,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 90.0}, "full_attention": None},
+        final_logit_softcapping=4.0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 CASES = [
     # As published: full layers have wider heads whose keys are values too.
     HfCase("gemma4_basic", "gemma4_text", 201, _gemma4()),
@@ -190,6 +216,33 @@ CASES = [
             rope_interleave=False,
             attention_bias=True,
             mlp_layer_types=["sparse", "dense", "sparse"],
+            rms_norm_eps=0.01,
+        ),
+        dtype="float16",
+        stacked_experts=True,
+    ),
+    # As published: queries of full layers grow with positions in place of rotating.
+    HfCase("beam_basic", "beam", 233, _beam()),
+    # Full layers that rotate, the default kinds of layers, weights that are not normalised, no cap, biases.
+    HfCase(
+        "beam_rotated",
+        "beam",
+        234,
+        _beam(
+            num_hidden_layers=5,
+            layer_types=None,
+            mlp_layer_types=None,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            final_logit_softcapping=None,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
+            },
             rms_norm_eps=0.01,
         ),
         dtype="float16",

@@ -1,4 +1,4 @@
-"""Layers with a window between those that see everything: Cohere2-MoE, Mellum 2 and Granite MoE with windows."""
+"""Layers with a window between those that see everything: Cohere2-MoE, Mellum 2, Granite MoE with windows, Laguna."""
 
 from typing import Any
 
@@ -83,6 +83,38 @@ def _granitemoe_swa(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _laguna(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        shared_expert_intermediate_size=9,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_attention_heads_per_layer=[4, 6, 2, 4],
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_routed_scaling_factor=2.5,
+        sliding_window=11,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 900.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+    )
+    return base | changes
+
+
 CASES = [
     # As published: sigmoid scores, shared experts that are averaged with the others, a dense first layer that rotates although
     # it sees everything.
@@ -143,5 +175,36 @@ CASES = [
             layer_rope_theta=[50.0, 0, 400.0],
             rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0},
         ),
+    ),
+    # As published: a gate a head, more heads in layers with a window, which rotate otherwise; a dense first layer.
+    HfCase(
+        "laguna_basic",
+        "laguna",
+        231,
+        _laguna(),
+        renames=(
+            (r"mlp\.gate\.e_score_correction_bias", "mlp.experts.e_score_correction_bias"),
+            (r"mlp\.shared_experts\.", "mlp.shared_expert."),
+        ),
+    ),
+    # A gate a channel, capped logits of the router, kinds of layers as a list, all that has a default by default.
+    HfCase(
+        "laguna_elements",
+        "laguna",
+        232,
+        _laguna(
+            num_hidden_layers=3,
+            num_attention_heads_per_layer=None,
+            gating="per-element",
+            moe_router_logit_softcapping=0.7,
+            layer_types=None,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=None,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float16",
+        stacked_experts=True,
     ),
 ]

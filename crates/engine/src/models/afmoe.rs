@@ -5,7 +5,7 @@
 
 use moeflux_compute::graph::{Activation, PositionScale, RopeStyle, Route, Score, Value};
 
-use super::blocks::attention::Heads;
+use super::blocks::attention::{Heads, MixedGate};
 use super::blocks::{self, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::{NameMap, Names};
@@ -109,7 +109,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
-    let heads = Heads { norm: Some(eps), gate: Some("gate_proj"), ..Heads::new(config, hidden_size, None)? };
+    let heads = Heads {
+        norm: Some(eps),
+        gate: Some(MixedGate::sigmoid("gate_proj")),
+        ..Heads::new(config, hidden_size, None)?
+    };
     let rope = blocks::rotation(r, config, heads.head_dim, RopeStyle::HalfSplit, 1e4)?;
     if let Some(theta) = config.number("sliding_rope_theta")?
         && config.number("rope_theta")?.is_none_or(|own| own != theta)

@@ -540,8 +540,23 @@ pub fn moe_from(
     (moe, [routed, of_shared]): (&Moe, [Activation; 2]),
     declare: impl FnOnce(&mut Recorder) -> Result<ExpertSetId>,
 ) -> Result<Value> {
+    let router = format!("model.layers.{layer}.{}", moe.router);
+    let logits = r.linear(h, &router, moe.route.experts, Precision::F32)?;
+    moe_by(r, layer, (h, logits), (moe, [routed, of_shared]), declare)
+}
+
+/// As [`moe_from`], by the router's `logits`.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe_by(
+    r: &mut Recorder,
+    layer: usize,
+    (h, logits): (Value, Value),
+    (moe, [routed, of_shared]): (&Moe, [Activation; 2]),
+    declare: impl FnOnce(&mut Recorder) -> Result<ExpertSetId>,
+) -> Result<Value> {
     let base = format!("model.layers.{layer}");
-    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
     let bias = match moe.correction_bias {
         Some(module) => Some(r.correction_bias(&format!("{base}.{module}"), moe.route.experts)?),
         None => None,

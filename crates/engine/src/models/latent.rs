@@ -174,7 +174,7 @@ fn temperature(config: &Config<'_>, growth: Growth) -> Result<Option<PositionSca
         length => length,
     };
     match config.positions("temperature_length")?.or(length) {
-        Some(period) => Ok(Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })),
+        Some(period) => Ok(Some(PositionScale::steps(slope as f32, 0, period))),
         None if given.is_none() => Ok(None),
         None => Err(config.unsupported(key, "a number of positions")),
     }

@@ -110,12 +110,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
     let (experts, top_k) = blocks::expert_counts(config, Some(1))?;
-    let temperature = PositionScale {
-        base: 1.0,
-        slope: config.number("attn_scale")?.unwrap_or(0.1) as f32,
-        offset: 1,
-        period: config.positions("floor_scale")?.unwrap_or(8192),
-    };
+    let period = config.positions("floor_scale")?.unwrap_or(8192);
+    let temperature = PositionScale::steps(config.number("attn_scale")?.unwrap_or(0.1) as f32, 1, period);
     let chunk = if config.is_null("attention_chunk_size") {
         None
     } else {

@@ -5,6 +5,7 @@ pub mod assumed;
 mod axk1;
 mod bailing_hybrid;
 mod bailing_moe;
+mod beam;
 mod blocks;
 mod cohere2_moe;
 pub(crate) mod config;
@@ -32,6 +33,7 @@ mod hy_v3;
 mod hy_v4;
 mod indexer;
 mod kimi_linear;
+mod laguna;
 mod latent;
 mod lfm2_moe;
 mod llama4;
@@ -47,6 +49,7 @@ mod modules;
 mod names;
 mod nemotron_h;
 mod olmoe;
+mod phimoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
@@ -133,6 +136,9 @@ pub const FAMILIES: &[Family] = &[
     granitemoehybrid::FAMILY,
     lfm2_moe::FAMILY,
     afmoe::FAMILY,
+    laguna::FAMILY,
+    beam::FAMILY,
+    phimoe::FAMILY,
     exaone_moe::FAMILY,
     qwen3_omni_moe::FAMILY,
     ernie4_5_vl_moe::FAMILY,

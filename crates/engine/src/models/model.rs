@@ -100,6 +100,11 @@ pub enum Form {
         /// What all are smaller than.
         below: usize,
     },
+    /// f32, each value so many times: what channels of a head share.
+    Repeated {
+        /// At least 1.
+        times: usize,
+    },
     /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
     F32NegativeExp,
     /// f32, 0 as many times as values are stored, which are not looked at: what no tensor has.
@@ -116,7 +121,12 @@ pub enum Form {
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
-            Self::Stored | Self::Widened | Self::Transposed | Self::F32 | Self::Ids { .. } => value,
+            Self::Stored
+            | Self::Widened
+            | Self::Transposed
+            | Self::F32
+            | Self::Ids { .. }
+            | Self::Repeated { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
             Self::Zeros | Self::Slopes { .. } => 0.0,
@@ -176,6 +186,9 @@ impl Model {
             stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
         if let Form::Slopes { layer, layers } = source.form {
             lightning_slopes(&mut values, layer, layers);
+        }
+        if let Form::Repeated { times } = source.form {
+            values = values.into_iter().flat_map(|value| std::iter::repeat_n(value, times)).collect();
         }
         if let Some(at) = values.iter().position(|v| !v.is_finite()) {
             return Err(tensor_error(

@@ -312,6 +312,7 @@ impl Recorder {
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             Form::Transposed => MatrixSpec { dtype: DType::F32, rows: cols, cols: rows },
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
+            Form::Repeated { times } => MatrixSpec::vector((rows * cols).saturating_mul(times)),
             _ => match source.part {
                 WeightPart::EverySecond(first) => {
                     MatrixSpec::vector((rows * cols).saturating_sub(first).div_ceil(2))

@@ -179,7 +179,9 @@ fn longrope(
         Some(factor) => factor,
         None => required("max_position_embeddings")? / original,
     };
-    let magnitude = match config.number("attention_factor")? {
+    // Phi-3.5-MoE has a magnitude for contexts of each kind.
+    let own = config.number(if long { "long_mscale" } else { "short_mscale" })?;
+    let magnitude = match own.or(config.number("attention_factor")?) {
         Some(given) => given,
         None if factor <= 1.0 => 1.0,
         None => (1.0 + factor.ln() / original.ln()).sqrt(),

@@ -1,9 +1,37 @@
 //! Attention of families that rotate queries and keys in some layers only, or gate what is mixed.
 
-use moeflux_compute::graph::{Attention, Precision, Value};
+use moeflux_compute::graph::{Attention, Gate, PositionScale, Precision, Value, WeightId};
 
 use super::{Config, Recorder};
 use crate::Result;
+
+/// What multiplies the result of attention.
+#[derive(Debug, Clone, Copy)]
+pub struct MixedGate {
+    /// The module, below `self_attn`, of the linear layer that makes gates.
+    pub module: &'static str,
+    /// Each head has one gate, rather than each of its channels.
+    pub by_head: bool,
+    /// What is made of gates.
+    pub function: Gate,
+    /// Added to gates: (heads · head_dim), f32.
+    pub bias: Option<WeightId>,
+}
+
+impl MixedGate {
+    /// The sigmoid of a gate for each channel.
+    pub fn sigmoid(module: &'static str) -> Self {
+        Self { module, by_head: false, function: Gate::Sigmoid, bias: None }
+    }
+
+    /// Gates of normed h.
+    fn made(&self, r: &mut Recorder, h: Value, module: &str, heads: &Heads) -> Result<Value> {
+        let width = if self.by_head { heads.heads } else { heads.heads * heads.head_dim };
+        let Some(bias) = self.bias else { return r.linear(h, module, width, Precision::Fast) };
+        let weight = r.matrix(module, Some(width), h.width())?;
+        Ok(r.graph.linear(h, weight, Some(bias), Precision::Fast)?)
+    }
+}
 
 /// Attention over `self_attn` of a layer.
 #[derive(Debug, Clone, Copy)]
@@ -22,8 +50,10 @@ pub struct Heads {
     pub rope: Option<usize>,
     /// Epsilon of the norm of each head of queries and keys before they rotate, if there is one.
     pub norm: Option<f32>,
-    /// The module, below `self_attn`, whose sigmoid multiplies each channel of what is mixed.
-    pub gate: Option<&'static str>,
+    /// What multiplies the result, before the output projection.
+    pub gate: Option<MixedGate>,
+    /// Factors on queries.
+    pub temperature: Option<PositionScale>,
 }
 
 impl Heads {
@@ -49,7 +79,17 @@ impl Heads {
             }
         };
         let scale = (head_dim as f32).sqrt().recip();
-        Ok(Self { heads, kv_heads, head_dim, scale, window: None, rope: None, norm: None, gate: None })
+        Ok(Self {
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window: None,
+            rope: None,
+            norm: None,
+            gate: None,
+            temperature: None,
+        })
     }
 
     /// Attention of normed h.
@@ -57,7 +97,7 @@ impl Heads {
     /// # Errors
     /// If weights are missing or do not fit.
     pub fn mix(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let Self { heads, kv_heads, head_dim, scale, window, rope, norm, gate } = *self;
+        let Self { heads, kv_heads, head_dim, scale, window, rope, norm, gate, temperature } = *self;
         let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let (mut q, mut k, v) = if r.has(&module("qkv_proj")) {
@@ -69,7 +109,7 @@ impl Heads {
             (all("q_proj", q_width)?, all("k_proj", kv_width)?, all("v_proj", kv_width)?)
         };
         let gate = match gate {
-            Some(name) => Some(r.linear(h, &module(name), q_width, Precision::Fast)?),
+            Some(gate) => Some((gate.made(r, h, &module(gate.module), self)?, gate.function)),
             None => None,
         };
         if let Some(eps) = norm {
@@ -79,11 +119,14 @@ impl Heads {
         if let Some(rope) = rope {
             (q, k) = (r.graph.rope(q, heads, rope)?, r.graph.rope(k, kv_heads, rope)?);
         }
+        if let Some(temperature) = temperature {
+            q = r.graph.position_scale(q, temperature);
+        }
         let shape = Attention { window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
         let sinks = r.sinks(layer, heads)?;
         let mut mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
-        if let Some(gate) = gate {
-            mixed = r.graph.sigmoid_gate(mixed, gate)?;
+        if let Some((gate, function)) = gate {
+            mixed = r.graph.gate(mixed, gate, function)?;
         }
         r.linear(mixed, &module("o_proj"), h.width(), Precision::Fast)
     }
