@@ -55,6 +55,9 @@ enum class State { Running, Barrier, Lanes, Done };
 // Not a power of two: stacks whose tops are a multiple of one apart share a few lines of the cache.
 const size_t STACK_BYTES = (64 << 10) + 9 * 64;
 
+// Switches after which another warp has a turn.
+const uint MOST_TURNS = 1 << 14;
+
 struct Fibre {
     void* stack_pointer;
     State state;
@@ -96,7 +99,7 @@ struct Machine {
     std::vector<uint8_t> stacks;
     // Warps, but for the running one, that have lanes that can run.
     std::vector<uint> ready;
-    uint warp;
+    uint warp, turns;
     void* scheduler;
     uint64_t random;
     uint waiting, done;
@@ -136,6 +139,7 @@ void next_warp(Machine& m) {
     m.warp = m.ready[pick];
     m.ready[pick] = m.ready.back();
     m.ready.pop_back();
+    m.turns = 0;
 }
 
 // Any thread may run next.
@@ -182,10 +186,12 @@ void stopped(Machine& m, uint thread, State state) {
 
 // The stack of the thread that runs next, any of the running warp that can, else any of another warp; the scheduler's where
 // none can or one has failed. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
-// do to each other is found by its marks, whoever comes first.
+// do to each other is found by its marks, whoever comes first. One that waits for another in a loop loses its turn.
 void* next_stack(Machine& m) {
     if (m.failed) return m.scheduler;
-    if (!m.warps[m.warp].ready) {
+    const bool goes_on = m.warps[m.warp].ready;
+    if (!goes_on || ++m.turns == MOST_TURNS) {
+        if (goes_on) m.ready.push_back(m.warp);
         if (m.ready.empty()) return m.scheduler;
         next_warp(m);
     }
