@@ -3,8 +3,12 @@
 
     python3 -m venv .venv && .venv/bin/pip install -r tools/cuda/requirements.txt
     .venv/bin/python tools/cuda/build_kernels.py            # compiles the units whose sources have changed
-    .venv/bin/python tools/cuda/build_kernels.py --check    # compiles all, fails if the archives are not theirs
-    .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles their kernels for every architecture
+    .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles those that are not in the record, and records them
+    .venv/bin/python tools/cuda/build_kernels.py --check --assemble # fails if archives are not of the sources
+
+`--check` compiles and assembles what the record does not have, and one other unit, another for every commit; with `--all`
+every unit, which takes a processor an hour. The record, `archives/checked.txt`, has a sum over sources, archives, compiler
+and architectures of every unit that was compiled from these sources to these archives and assembled.
 
 A unit is a file of kernels, or one for an encoding of weights; it has a file in `archives/ptx`, one in `archives/sm_90`
 and a row in `archives/index.rs`. Needs a C++ compiler, no GPU. The compiler is that of the packages beside this Python,
@@ -13,6 +17,7 @@ nothing newer is used. Machine code is for 9.0, where kernels also use programma
 """
 
 import argparse
+import hashlib
 import re
 import shutil
 import struct
@@ -29,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "crates/compute/src/gpu/kernels"
 ARCHIVES = ROOT / "crates/compute/src/gpu/cuda/archives"
 INDEX = ARCHIVES / "index.rs"
+RECORD = ARCHIVES / "checked.txt"
 MARK = "//@ "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -98,7 +104,7 @@ def included(file: str, seen: list[str]) -> list[str]:
         for name in re.findall(r'^#include "(.+)"$', (KERNELS / file).read_text(), re.M):
             beside = (Path(file).parent / name).as_posix()
             name = beside if (KERNELS / beside).exists() else name
-            if not name.startswith(("emulator/", "metal/")):
+            if "emulator/" not in name and "metal/" not in name:
                 included(name, seen)
     return seen
 
@@ -217,6 +223,41 @@ def write(unit: Unit, compiled: Compiled) -> str:
     return f"{unit.name}: {' and '.join(changed) or 'as it was'}"
 
 
+def checksum(unit: Unit, row: Row | None) -> str:
+    """Of what a unit is compiled from, with what, and what it was compiled to."""
+    files = [Path(__file__).parent / "requirements.txt", *(ARCHIVES / what / f"{unit.name}.z" for what in ("ptx", "sm_90"))]
+    named = [unit.name, fingerprint(unit), *(row or Row("", [])), *ARCHITECTURES]
+    found = hashlib.sha256(repr(named).encode())
+    for file in files:
+        found.update(hashlib.sha256(file.read_bytes()).digest() if file.exists() else b"none")
+    return found.hexdigest()[:32]
+
+
+def record() -> dict[str, str]:
+    """Sums by unit, of those that were compiled to their archives and assembled."""
+    lines = RECORD.read_text().splitlines() if RECORD.exists() else []
+    return dict(line.split(" ") for line in lines if not line.startswith("#"))
+
+
+def unrecorded(every: list[Unit]) -> list[Unit]:
+    rows, known = index(), record()
+    return [unit for unit in every if known.get(unit.name) != checksum(unit, rows.get(unit.name))]
+
+
+def write_record(every: list[Unit], passed: list[Unit]) -> None:
+    rows, known = index(), record()
+    known |= {unit.name: checksum(unit, rows[unit.name]) for unit in passed}
+    lines = [f"{unit.name} {known[unit.name]}" for unit in every if unit.name in known]
+    head = "# Written by `tools/cuda/build_kernels.py --assemble`: units and sums, see there."
+    RECORD.write_text("\n".join([head, *lines]) + "\n")
+
+
+def turn(every: list[Unit]) -> Unit:
+    """One for each commit."""
+    run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    return every[int(run.stdout[:8] or "0", 16) % len(every)]
+
+
 def assemble(tools: Path, name: str, ptx: str, architecture: str) -> str | None:
     """Assembles a text; says whether registers spill."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -230,10 +271,13 @@ def assemble(tools: Path, name: str, ptx: str, architecture: str) -> str | None:
     return f"note: {name} for {architecture} spills {spill.group(1)} bytes of registers" if spill else None
 
 
-def build(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tuple[Unit, Compiled]]:
-    """Compiles the units whose sources have changed, and archives each as soon as it is."""
+def build(
+    tools: Path, pool: ThreadPoolExecutor, every: list[Unit], others: list[Unit]
+) -> list[tuple[Unit, Compiled]]:
+    """Compiles the units whose sources have changed, and `others`, and archives each as soon as it is."""
     rows, wanted = index(), {unit: fingerprint(unit) for unit in every}
-    stale = [unit for unit in every if unit.name not in rows or rows[unit.name].fingerprint != wanted[unit]]
+    changed = [unit for unit in every if unit.name not in rows or rows[unit.name].fingerprint != wanted[unit]]
+    stale = [unit for unit in every if unit in changed or unit in others]
     done = []
     for unit, compiled in zip(stale, pool.map(lambda unit: compile_unit(tools, unit), stale)):
         done.append((unit, compiled))
@@ -247,9 +291,11 @@ def build(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tupl
     return done
 
 
-def check(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tuple[Unit, Compiled]]:
-    """Compiles all units, and ends the program if the archives are not theirs."""
-    compiled = list(zip(every, pool.map(lambda unit: compile_unit(tools, unit), every)))
+def check(
+    tools: Path, pool: ThreadPoolExecutor, every: list[Unit], chosen: list[Unit]
+) -> list[tuple[Unit, Compiled]]:
+    """Compiles the chosen units, and ends the program if the archives are not theirs."""
+    compiled = list(zip(chosen, pool.map(lambda unit: compile_unit(tools, unit), chosen)))
     rows, stale, owners = index(), [], {}
     for unit, now in compiled:
         texts, image = archived(unit)
@@ -257,32 +303,41 @@ def check(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tupl
         # Machine code names what the compiler is run on, so that only instructions are compared.
         if not fresh or not same_text(texts, now.texts) or not image or instructions(image) != instructions(now.image):
             stale.append(unit.name)
-        for kernel in now.texts:
+    for name, row in rows.items():
+        for kernel in row.kernels:
             if kernel in owners:
-                sys.exit(f"two kernels are called {kernel}: in {owners[kernel]} and {unit.name}")
-            owners[kernel] = unit.name
+                sys.exit(f"two kernels are called {kernel}: in {owners[kernel]} and {name}")
+            owners[kernel] = name
     stale += sorted(rows.keys() - {unit.name for unit in every})
     if stale:
         sys.exit(f"{ARCHIVES.relative_to(ROOT)} is not of the sources, run {Path(__file__).name}: {', '.join(stale)}")
-    print(f"{len(owners)} kernels of {len(every)} units: as the sources say")
+    print(f"{len(owners)} kernels of {len(every)} units: as the sources say; compiled {', '.join(u.name for u in chosen)}")
     return compiled
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compile all units and compare with the archives")
+    parser.add_argument("--check", action="store_true", help="compare with the archives what the record does not have")
+    parser.add_argument("--all", action="store_true", help="compile every unit")
     parser.add_argument("--assemble", action="store_true", help="assemble what was compiled for every architecture")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at once")
     options = parser.parse_args()
-    tools = toolkit()
+    tools, every = toolkit(), units()
+    open_units = every if options.all else unrecorded(every)
     with ThreadPoolExecutor(options.jobs) as pool:
-        compiled = (check if options.check else build)(tools, pool, units())
+        if options.check:
+            chosen = [unit for unit in every if unit in open_units or unit == turn(every)]
+            compiled = check(tools, pool, every, chosen)
+        else:
+            compiled = build(tools, pool, every, open_units if options.all or options.assemble else [])
         sizes = [sum(file.stat().st_size for file in (ARCHIVES / what).glob("*.z")) >> 10 for what in ("ptx", "sm_90")]
         print(f"deflated: {sizes[0]} KiB of PTX, {sizes[1]} KiB of machine code")
         if options.assemble:
             jobs = [(unit.name, one.whole, a) for unit, one in compiled for a in ARCHITECTURES]
             notes = [note for note in pool.map(lambda job: assemble(tools, *job), jobs) if note]
             print("\n".join([*notes, f"assembled for {', '.join(ARCHITECTURES)}"]))
+            if not options.check:
+                write_record(every, [unit for unit, _ in compiled])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Models that tests share, and the command line to compare with."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "models/demo/demo.gguf"
 FIXTURES = REPOSITORY / "crates/engine/tests/fixtures"
+
+# Shells start what runs in the background with SIGINT ignored, and then Ctrl-C would not be Python's to raise.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

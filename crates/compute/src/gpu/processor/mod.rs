@@ -37,6 +37,8 @@ const SPINS: u32 = 40_000;
 const LOOKED_AT: u32 = 32;
 /// Looks at an empty desk after which others may have the core.
 const PATIENCE: u32 = 1 << 14;
+/// Looks in vain after which a device is one that takes its time, whose requests may wait for a tenth of a millisecond.
+const LONG: u32 = 64 * PATIENCE;
 
 /// States of the thread.
 const IDLE: u32 = 0;
@@ -271,7 +273,10 @@ impl Shared {
         loop {
             match self.state.load(Ordering::Acquire) {
                 ENDED => return,
-                IDLE => std::thread::park(),
+                IDLE => {
+                    std::thread::park();
+                    looks = 0;
+                }
                 _ if self.desk.asked() => {
                     let _answering = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
                     if !self.desk.take_asked() {
@@ -296,8 +301,12 @@ impl Shared {
                     looks = 0;
                 }
                 _ => {
-                    looks += 1;
-                    if looks % PATIENCE == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                    looks = LONG.min(looks + 1);
+                    match looks {
+                        LONG => std::thread::sleep(Duration::from_micros(50)),
+                        looks if looks % PATIENCE == 0 => std::thread::yield_now(),
+                        _ => std::hint::spin_loop(),
+                    }
                 }
             }
         }

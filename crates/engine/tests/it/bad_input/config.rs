@@ -61,6 +61,7 @@ fn every_value_of_every_configuration_may_be_odd() {
         };
         let key = |place: String| Key {
             name: place.rsplit('/').find(|part| part.parse::<usize>().is_err()).unwrap().to_owned(),
+            says: format!("{} {}", config["model_type"], config.pointer(&place).unwrap()),
             changes: odd_values().iter().map(|odd| change(&place, odd)).collect(),
             place,
         };

@@ -52,9 +52,11 @@ fn every_value_of_every_header_may_be_odd() {
             });
             Change { value: text, fits, write }
         };
+        let architecture = file.metadata.iter().find(|(key, _)| key == "general.architecture");
         let key = |(name, value): &(String, Value)| Key {
             name: name.clone(),
             place: name.clone(),
+            says: format!("{architecture:?} {value:?}"),
             changes: odd_values().into_iter().map(|odd| change(name, value, odd)).collect(),
         };
         // The tokenizer's are the subject of `vocabulary`.

@@ -7,7 +7,9 @@ use moeflux_compute::DType;
 use serde_json::Value;
 
 use super::editor::{Part, files};
-use super::supervisor::{Outcome, attempt, is_computed, is_of_vision, record, supervise, unclear_message};
+use super::supervisor::{
+    Outcome, attempt, is_computed, is_of_vision, is_sample, record, supervise, unclear_message,
+};
 use crate::support::{Fixture, sample};
 
 /// What is done to a tensor; false if it does not apply to it.
@@ -104,13 +106,6 @@ fn text_is_tied(fixture: &Fixture) -> bool {
     let config = std::fs::read_to_string(fixture.path.join("config.json")).unwrap_or_default();
     let config: Value = serde_json::from_str(&config).unwrap_or_default();
     config["text_config"]["tie_word_embeddings"] == true
-}
-
-/// Of the experts that have tensors of their own, the first and another.
-fn is_sample(name: &str) -> bool {
-    let expert =
-        name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
-    expert.is_none_or(|expert| expert < 2)
 }
 
 #[test]

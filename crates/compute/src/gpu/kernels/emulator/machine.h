@@ -67,10 +67,12 @@ inline bool all_written(const uint8_t* written, uint64_t size) {
 
 // Whether the running thread may do this; fail_access says what is wrong if not.
 inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
-    if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && at % size)) return false;
+    if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && (at & (size - 1)))) return false;
     const uint32_t mark = now.mark();
     if (memory.element) {
-        for (uint64_t i = at / memory.element; i * memory.element < at + size; ++i) {
+        // Divisions take longer than all the rest.
+        const uint32_t element = memory.element;
+        for (uint64_t i = element == 4 ? at / 4 : at / element; i * element < at + size; ++i) {
             if (races(memory.writes[i], mark)) return false;
             if (!write) {
                 if (memory.writes[i] == 0) return false;
@@ -85,14 +87,21 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     }
     if (!write && !all_written(memory.written + at, size)) return false;
     if (!write && memory.writer != now.first_group) return true;
-    for (uint64_t i = at; i < at + size; ++i) {
-        Stamp& stamp = memory.stamps[i];
-        if (stamp.group >= now.first_group && (stamp.group != now.group || races(stamp.mark, mark))) return false;
-        if (write) stamp = Stamp{now.group, mark};
-    }
+    Stamp* const stamps = memory.stamps + at;
+    const uint32_t group = now.group, first_group = now.first_group;
+    const auto free = [&](Stamp stamp) {
+        return stamp.group < first_group || (stamp.group == group && !races(stamp.mark, mark));
+    };
+    // Bytes of a word mostly have one writer.
+    uint32_t differ = 0;
+    for (uint64_t i = 1; i < size; ++i)
+        differ |= (stamps[i].group ^ stamps[0].group) | (stamps[i].mark ^ stamps[0].mark);
+    for (uint64_t i = 0; i < (differ ? size : 1); ++i)
+        if (!free(stamps[i])) return false;
     if (write) {
+        for (uint64_t i = 0; i < size; ++i) stamps[i] = Stamp{group, mark};
         memset(memory.written + at, 1, size);
-        memory.writer = now.first_group;
+        memory.writer = first_group;
     }
     return true;
 }

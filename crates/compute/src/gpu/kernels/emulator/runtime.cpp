@@ -49,10 +49,14 @@ __thread uint8_t ahead[256];
 
 namespace {
 
-enum class State { Ready, Barrier, Lanes, Done };
+// Why a thread stopped.
+enum class State { Running, Barrier, Lanes, Done };
 
 // Not a power of two: stacks whose tops are a multiple of one apart share a few lines of the cache.
 const size_t STACK_BYTES = (64 << 10) + 9 * 64;
+
+// Switches after which another warp has a turn.
+const uint MOST_TURNS = 1 << 14;
 
 struct Fibre {
     void* stack_pointer;
@@ -65,9 +69,12 @@ struct Fibre {
 
 struct Warp {
     uint32_t values[2][32];
+    float sums[2];
     float matrices[2][2][64];
     uint32_t shares[2][32][6];
     uint waiting;
+    // A bit for each lane that can run.
+    uint32_t ready;
 };
 
 struct Array {
@@ -90,7 +97,9 @@ struct Machine {
     // The one of the last access.
     Memory* last;
     std::vector<uint8_t> stacks;
+    // Warps, but for the running one, that have lanes that can run.
     std::vector<uint> ready;
+    uint warp, turns;
     void* scheduler;
     uint64_t random;
     uint waiting, done;
@@ -124,19 +133,37 @@ void note(const char* format, ...) {
     va_end(arguments);
 }
 
-// All threads that take part wait at the same place, or it is a divergence.
-void release(Machine& m, uint first, uint count, State state) {
-    const Fibre& head = m.fibres[first];
-    for (uint i = first; i < first + count; ++i) {
-        Fibre& fibre = m.fibres[i];
-        if (fibre.state != state || (state == State::Barrier && (fibre.line != head.line || fibre.file != head.file))) {
+// Gives the turn to any warp that waits for it.
+void next_warp(Machine& m) {
+    const uint pick = m.below((uint)m.ready.size());
+    m.warp = m.ready[pick];
+    m.ready[pick] = m.ready.back();
+    m.ready.pop_back();
+    m.turns = 0;
+}
+
+// Any thread may run next.
+void all_ready(Machine& m) {
+    m.ready.clear();
+    for (uint i = 0; i < m.warps.size(); ++i) {
+        m.warps[i].ready = ~0u;
+        m.ready.push_back(i);
+    }
+    next_warp(m);
+}
+
+// All threads wait at the same place, or it is a divergence.
+void release_group(Machine& m) {
+    const Fibre& head = m.fibres[0];
+    for (uint i = 0; i < m.threads; ++i) {
+        const Fibre& fibre = m.fibres[i];
+        if (fibre.state != State::Barrier || fibre.line != head.line || fibre.file != head.file) {
             now.thread = i;
             return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
                         fibre.file ? fibre.file : "the end", fibre.line);
         }
-        fibre.state = State::Ready;
-        m.ready.push_back(i);
     }
+    all_ready(m);
 }
 
 // Files why a thread stops, and lets those go on that waited for it.
@@ -146,24 +173,34 @@ void stopped(Machine& m, uint thread, State state) {
         Warp& warp = m.warps[thread / 32];
         if (++warp.waiting == 32) {
             warp.waiting = 0;
-            release(m, thread / 32 * 32, 32, State::Lanes);
+            warp.ready = ~0u;
         }
     } else if (state == State::Done) {
         ++m.done;
     } else if (++m.waiting == m.threads) {
         m.waiting = 0;
         ++now.epoch;
-        release(m, 0, m.threads, State::Barrier);
+        release_group(m);
     }
 }
 
-// The stack of the thread that runs next, any of those that can; the scheduler's where none can or one has failed.
+// The stack of the thread that runs next, any of the running warp that can, else any of another warp; the scheduler's where
+// none can or one has failed. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
+// do to each other is found by its marks, whoever comes first. One that waits for another in a loop loses its turn.
 void* next_stack(Machine& m) {
-    if (m.failed || m.ready.empty()) return m.scheduler;
-    const uint pick = m.below((uint)m.ready.size());
-    now.thread = m.ready[pick];
-    m.ready[pick] = m.ready.back();
-    m.ready.pop_back();
+    if (m.failed) return m.scheduler;
+    const bool goes_on = m.warps[m.warp].ready;
+    if (!goes_on || ++m.turns == MOST_TURNS) {
+        if (goes_on) m.ready.push_back(m.warp);
+        if (m.ready.empty()) return m.scheduler;
+        next_warp(m);
+    }
+    Warp& warp = m.warps[m.warp];
+    const uint first = m.below(32);
+    const uint32_t turned = warp.ready >> first | warp.ready << ((32 - first) % 32);
+    const uint lane = (first + (uint)__builtin_ctz(turned)) % 32;
+    warp.ready &= ~(1u << lane);
+    now.thread = m.warp * 32 + lane;
     return m.fibres[now.thread].stack_pointer;
 }
 
@@ -203,20 +240,17 @@ void start(uint index) {
     memset(stack, 0, SAVED * sizeof(void*));
     stack[11] = (void*)fibre_main;
 #endif
-    fibre = Fibre{stack, State::Ready, nullptr, 0, 0, 0};
+    fibre = Fibre{stack, State::Running, nullptr, 0, 0, 0};
 }
 
 void run_group() {
     Machine& m = *machine;
     m.waiting = m.done = 0;
-    m.ready.clear();
     for (Warp& warp : m.warps) warp.waiting = 0;
-    for (uint i = 0; i < m.threads; ++i) {
-        start(i);
-        m.ready.push_back(i);
-    }
+    for (uint i = 0; i < m.threads; ++i) start(i);
+    all_ready(m);
     // Comes back when no thread can run.
-    if (m.threads) moeflux_fibre_switch(&m.scheduler, next_stack(m));
+    moeflux_fibre_switch(&m.scheduler, next_stack(m));
     if (!m.failed && m.done < m.threads) {
         for (uint i = 0; i < m.threads; ++i) {
             const Fibre& fibre = m.fibres[i];
@@ -298,14 +332,19 @@ uint32_t exchange(uint32_t value, uint lane) {
 
 float sum_of_lanes(float value) {
     const uint self = now.thread;
-    uint32_t* values = machine->warps[self / 32].values[machine->fibres[self].exchanges++ % 2];
-    memcpy(values + self % 32, &value, 4);
+    Warp& warp = machine->warps[self / 32];
+    const uint set = machine->fibres[self].exchanges++ % 2;
+    memcpy(warp.values[set] + self % 32, &value, 4);
+    // The last lane to come adds up for all.
+    if (warp.waiting == 31) {
+        float sums[32];
+        memcpy(sums, warp.values[set], sizeof sums);
+        for (uint half = 16; half > 0; half /= 2)
+            for (uint i = 0; i < half; ++i) sums[i] += sums[i + half];
+        warp.sums[set] = sums[0];
+    }
     yield(State::Lanes);
-    float sums[32];
-    memcpy(sums, values, sizeof sums);
-    for (uint half = 16; half > 0; half /= 2)
-        for (uint i = 0; i < half; ++i) sums[i] += sums[i + half];
-    return sums[0];
+    return warp.sums[set];
 }
 
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum) {
