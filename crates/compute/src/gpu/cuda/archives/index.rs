@@ -4,7 +4,7 @@
     unit!("batch", "c8912755e45a3203", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
     unit!("compressed", "b08b6b6ff08ab384", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
     unit!("decode", "5880d03f732f1f30", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
-    unit!("draw", "672fa900f7e5d9b2", ["change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
+    unit!("draw", "6a88313a89fb5dcd", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
     unit!("elementwise", "ddeb8d9e8b91376a", ["activate", "add", "clamp_to", "scaled_silu", "sigmoid_gate", "soft_cap", "swiglu"]),
     unit!("few_experts", "3a1baf22fea18e94", ["down8_affine4", "down8_affine8", "down8_mxfp4", "down8_mxfp4_planes", "down8_nvfp4", "down8_q4_0", "down8_q4_k", "down8_q5_0", "down8_q5_k", "down8_q6_k", "down8_q8_0", "gate_up8_affine4", "gate_up8_affine8", "gate_up8_mxfp4", "gate_up8_mxfp4_planes", "gate_up8_nvfp4", "gate_up8_q4_0", "gate_up8_q4_k", "gate_up8_q5_0", "gate_up8_q5_k", "gate_up8_q6_k", "gate_up8_q8_0"]),
     unit!("few_rows", "055f8a4b05c524b9", ["product_bf16", "product_f16", "product_f32", "products_affine4", "products_affine8", "products_bf16", "products_f16", "products_f32", "products_mixed", "products_mxfp4", "products_mxfp4_planes", "products_nvfp4", "products_q4_0", "products_q4_k", "products_q5_0", "products_q5_k", "products_q6_k", "products_q8_0"]),
