@@ -448,13 +448,15 @@ pub trait Executable: Send {
     /// `vocab_size`, as [`Draw::choose`] would: logits stay where they are. `None` for an output without a draw, and where no
     /// token can be chosen or a logit is not finite.
     ///
+    /// `draws` is called once, while the device computes: it has a draw or none for each output.
+    ///
     /// # Errors
     /// As [`Executable::run`], and on a backend that does not draw.
     fn run_and_draw(
         &mut self,
         _batch: &Batch<'_>,
         _experts: &mut dyn ExpertSource,
-        _draws: &[Option<Draw>],
+        _draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
         _vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
         Err(crate::Error::Device { reason: "drawing tokens: not on this backend".to_owned() })

@@ -7,6 +7,9 @@
 //! Tokens are ranked by halvings at temperature 1, then by id.
 
 use std::f64::consts::LOG2_E;
+use std::sync::Arc;
+
+use crate::TokenSet;
 
 /// Halvings have so many bits after the point.
 const FRACTION_BITS: u32 = 24;
@@ -42,6 +45,8 @@ pub struct Draw {
     pub random: u64,
     /// Changes of logits before all else, at most one a token.
     pub adjustments: Vec<Adjustment>,
+    /// The only tokens to choose from; all if there are none.
+    pub allowed: Option<Arc<TokenSet>>,
 }
 
 /// A change of a token's logit: `add` is added, what is positive then is divided by `repetition` and what is not multiplied
@@ -118,7 +123,7 @@ impl Draw {
         kept
     }
 
-    /// The token that is chosen by `logits`, (vocab_size), which adjustments are part of; none is NaN or infinite, but for
+    /// The token that is chosen by `logits`, (vocab_size), which adjustments and forbidden tokens are part of; none is NaN or infinite, but for
     /// negative infinity, which forbids a token. `None` if there is none to choose, or if there are more than
     /// [`MOST_TOKENS`] logits.
     #[must_use]

@@ -17,10 +17,12 @@ pub mod profile;
 pub mod quant;
 pub mod reference;
 pub mod tensor;
+mod token_set;
 
 pub use dtype::{BlockScale, DType, Half, MatrixScale, Zeros};
 pub use error::Error;
 pub use tensor::{Bytes, Tensor, TensorView};
+pub use token_set::TokenSet;
 
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

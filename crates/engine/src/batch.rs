@@ -46,33 +46,34 @@ impl Engine {
     /// chooses among the first `vocab_size`, where the logits are. `None` for parts without an output or a draw, and where no token
     /// can be chosen. The logits of an output can be had afterwards by [`Engine::read_logits`].
     ///
+    /// `draws` has a draw or none for each part. It is called at most once, while a GPU computes, so that what may come next can be
+    /// determined meanwhile.
+    ///
     /// # Errors
     /// As [`Engine::eval_batch`], and on a backend that does not draw.
-    ///
-    /// # Panics
-    /// If there are not as many draws as parts.
     pub fn eval_and_draw(
         &mut self,
         parts: &mut [Part<'_>],
-        draws: &[Option<Draw>],
+        draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
-        assert_eq!(parts.len(), draws.len());
         let mut chosen = vec![];
         self.append(parts, |engine, batch, parts| {
             let has_output: Vec<bool> = parts.iter().map(|part| part.output_rows() > 0).collect();
-            let wanted: Vec<Option<Draw>> = draws
-                .iter()
-                .zip(&has_output)
-                .filter(|(_, has)| **has)
-                .map(|(draw, _)| draw.clone())
-                .collect();
-            let tokens = engine.run_and_draw(batch, &wanted, vocab_size)?;
-            let mut outputs = tokens.into_iter().zip(wanted).enumerate();
+            let mut drawn = vec![];
+            let mut of_outputs = || {
+                let all = draws().into_iter().chain(std::iter::repeat(None));
+                let wanted: Vec<Option<Draw>> =
+                    all.zip(&has_output).filter(|(_, has)| **has).map(|(draw, _)| draw).collect();
+                drawn = wanted.iter().map(Option::is_some).collect();
+                wanted
+            };
+            let tokens = engine.run_and_draw(batch, &mut of_outputs, vocab_size)?;
+            let mut outputs = tokens.into_iter().zip(drawn).enumerate();
             for (part, has_output) in parts.iter().zip(has_output) {
                 let own = if has_output { outputs.next() } else { None };
                 chosen.push(own.as_ref().and_then(|(_, (token, _))| *token));
-                if let Some((output, (None, Some(_)))) = own {
+                if let Some((output, (None, true))) = own {
                     let logits = engine.read_logits(output)?;
                     engine.check_finite(&logits, part.session.position() + part.tokens.len() - 1)?;
                 }

@@ -1,7 +1,9 @@
 //! [`Decoding`]: from logits to text for one answer: sampling, stop texts, limits.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use moeflux_compute::TokenSet;
 use moeflux_compute::draw::Draw;
 
 use crate::generation::Finish;
@@ -12,11 +14,11 @@ use crate::{Error, Result};
 
 /// Limits which tokens may come next, as a grammar does.
 pub trait Constraint: Send {
-    /// Sets the logits, (vocab_size), of tokens that may not come next to negative infinity.
+    /// Adds the tokens that may come next to `tokens`, which has none.
     ///
     /// # Errors
     /// [`Error::Constraint`] if it cannot tell.
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+    fn allow(&mut self, tokens: &mut TokenSet) -> Result<()>;
 
     /// Notes that `token` was chosen; says whether nothing more may follow.
     ///
@@ -147,7 +149,9 @@ impl<'t> Decoding<'t> {
             Some(constraint) => {
                 self.masked.clear();
                 self.masked.extend_from_slice(logits);
-                constraint.mask(&mut self.masked)?;
+                let mut allowed = TokenSet::none(vocab_size);
+                constraint.allow(&mut allowed)?;
+                allowed.forbid_others(&mut self.masked);
                 self.sampler.sample(&self.masked)?
             }
         };
@@ -155,12 +159,29 @@ impl<'t> Decoding<'t> {
         self.take(token, wanted.map(|count| logprobs(logits, token, count)))
     }
 
-    /// How the next token is to be chosen where the logits are; `None` if it takes all of them here.
-    pub(crate) fn draw(&self) -> Option<Draw> {
-        let here = self.constraint.is_some()
-            || self.options.logprobs.is_some()
-            || self.tokens.len() >= self.options.max_tokens;
-        (!here).then(|| self.sampler.draw())
+    /// Whether the next token can be chosen where the logits are, rather than of all of them here.
+    pub(crate) fn is_drawn(&self) -> bool {
+        self.options.logprobs.is_none() && self.tokens.len() < self.options.max_tokens
+    }
+
+    /// Whether it takes time to tell how the next token is to be chosen.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
+    }
+
+    /// How the next token is to be chosen where the logits are; `None` if that is to be done here, where a fault of the
+    /// constraint comes up again.
+    pub(crate) fn draw(&mut self) -> Option<Draw> {
+        if !self.is_drawn() {
+            return None;
+        }
+        let mut draw = self.sampler.draw();
+        if let Some(constraint) = &mut self.constraint {
+            let mut allowed = TokenSet::none(self.tokenizer.vocab_size());
+            constraint.allow(&mut allowed).ok()?;
+            draw.allowed = Some(Arc::new(allowed));
+        }
+        Some(draw)
     }
 
     /// As [`Decoding::next`], with the token that [`Decoding::draw`] chose.

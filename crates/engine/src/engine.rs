@@ -300,7 +300,8 @@ impl Engine {
         // Lists of kernels are recorded when they are used for the second time.
         for _ in 0..2 {
             let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
-            self.eval_and_draw(&mut [part], &[Some(every_rule.clone())], self.model.graph.vocab_size())?;
+            let draw = &mut || vec![Some(every_rule.clone())];
+            self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
         }
         self.take_stats();
         Ok(())
@@ -533,7 +534,7 @@ impl Engine {
     pub(crate) fn run_and_draw(
         &mut self,
         batch: &Batch<'_>,
-        draws: &[Option<Draw>],
+        draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
         if batch.tokens.is_empty() {

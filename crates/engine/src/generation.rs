@@ -237,14 +237,16 @@ impl Generation<'_> {
 
     /// Evaluates a token and chooses the next.
     fn decode_one(&mut self, token: u32) -> Result<Piece> {
-        let Some(draw) = self.decoding.draw().filter(|_| self.engine.draws_tokens()) else {
+        if !self.engine.draws_tokens() || !self.decoding.is_drawn() {
             let start = Instant::now();
             self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
             self.engine.note_single_step(start.elapsed());
             return self.decoding.next(&self.logits);
-        };
+        }
         let part = Part { session: &mut *self.session, tokens: &[token], outputs: Some(Outputs::Last) };
-        let chosen = self.engine.eval_and_draw(&mut [part], &[Some(draw)], self.decoding.vocab_size())?;
+        let vocab_size = self.decoding.vocab_size();
+        let decoding = &mut self.decoding;
+        let chosen = self.engine.eval_and_draw(&mut [part], &mut || vec![decoding.draw()], vocab_size)?;
         if let Some(token) = chosen.into_iter().next().flatten() {
             return self.decoding.next_drawn(token);
         }

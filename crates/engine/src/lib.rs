@@ -67,6 +67,7 @@ pub use experts::routing::RouterChoices;
 pub use generation::{Finish, Generated, TextModel};
 pub use hardware::{Compute, Devices};
 pub use minima::Minima;
+pub use moeflux_compute::TokenSet;
 pub use open::{OpenOptions, open};
 pub use pictures::Picture;
 pub use placement::Placement;

@@ -9,7 +9,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory, TokenParser};
 use moeflux::tokenizer::Tokenizer;
-use moeflux::{Constraint, Error, Result, Scheduler};
+use moeflux::{Constraint, Error, Result, Scheduler, TokenSet};
 
 use crate::error::ApiError;
 use crate::keys::{KeyWatch, Outlook, Position};
@@ -226,16 +226,13 @@ fn fault(error: impl std::fmt::Display) -> Error {
 }
 
 impl Constraint for Guided {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+    fn allow(&mut self, tokens: &mut TokenSet) -> Result<()> {
         let mut mask: SimpleVob = self.matcher.compute_mask_or_eos().map_err(fault)?;
         self.forbid_repeated(&mut mask);
-        let may_end = self.eos.iter().any(|id| mask.is_allowed(*id));
-        for (id, logit) in (0..).zip(logits) {
-            // The grammar knows one token that ends texts; the model may have several.
-            let allowed = mask.is_allowed(id) || (may_end && self.eos.contains(&id));
-            if !allowed {
-                *logit = f32::NEG_INFINITY;
-            }
+        tokens.words_mut().iter_mut().zip(mask.as_slice()).for_each(|(all, own)| *all = *own);
+        // The grammar knows one token that ends texts; the model may have several.
+        if self.eos.iter().any(|id| mask.is_allowed(*id)) {
+            self.eos.iter().for_each(|id| tokens.insert(*id));
         }
         Ok(())
     }

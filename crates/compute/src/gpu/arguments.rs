@@ -302,6 +302,10 @@ arguments! {
     /// Of `batch_plain_…`.
     BatchPlainConstants { part: ProductPart, norm: NormConstants, weight: u32, tokens: usize, has_residual: bool }
 
+    ["draw.h" ForbidConstants]
+    /// Of the kernels that forbid tokens for a while.
+    ForbidConstants { vocab: usize, words: usize }
+
     ["draw.h" ChangeConstants]
     /// Of `change_logits` and `restore_logits`.
     ChangeConstants { vocab: usize, count: usize }

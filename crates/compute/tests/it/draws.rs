@@ -1,9 +1,11 @@
 //! The tokens that devices choose are those that the processor chooses of the same logits.
 
+use std::sync::Arc;
+
 use moeflux_compute::backend::{Batch, Executable, Span};
 use moeflux_compute::draw::{Adjustment, Draw};
 use moeflux_compute::graph::{GraphBuilder, MatrixSpec, Precision};
-use moeflux_compute::{DType, Tensor};
+use moeflux_compute::{DType, Tensor, TokenSet};
 
 use crate::ops::checks::Source;
 use crate::support::devices::devices;
@@ -35,7 +37,8 @@ fn run(executable: &mut dyn Executable, draws: &[Option<Draw>], vocab_size: usiz
     let spans = [Span { rows: 0..draws.len(), start: 0, pages: &[0], ..Span::default() }];
     let batch = Batch { tokens: &tokens, spans: &spans, outputs: &tokens, ..Batch::default() };
     let experts = vec![];
-    executable.run_and_draw(&batch, &mut Source { experts: &experts, order: 0 }, draws, vocab_size).unwrap()
+    let source = &mut Source { experts: &experts, order: 0 };
+    executable.run_and_draw(&batch, source, &mut || draws.to_vec(), vocab_size).unwrap()
 }
 
 /// What the processor chooses of the first `vocab_size` logits.
@@ -44,6 +47,9 @@ fn expected(row: &[f32], draw: &Draw, vocab_size: usize) -> Option<u32> {
     for change in &draw.adjustments {
         let logit = &mut logits[change.token as usize];
         *logit = change.of(*logit);
+    }
+    if let Some(allowed) = &draw.allowed {
+        allowed.forbid_others(&mut logits);
     }
     draw.choose(&logits)
 }
@@ -74,6 +80,17 @@ fn ways(random: &mut Random, vocab_size: usize) -> Vec<Option<Draw>> {
     ways[0].adjustments = (0..all / 2).map(forbidden).collect();
     ways[1].adjustments = (all / 3..all / 2).map(changed).collect();
     ways[4].adjustments = vec![forbidden(all - 1), changed(0), forbidden(all / 2)];
+    // Every third token; one alone; none; all.
+    let set = |tokens: &mut dyn Iterator<Item = u32>| {
+        let mut set = TokenSet::none(vocab_size);
+        tokens.for_each(|token| set.insert(token));
+        Some(Arc::new(set))
+    };
+    ways[2].allowed = set(&mut (0..all).step_by(3));
+    ways[4].allowed = set(&mut (all / 3..all));
+    ways[5].allowed = set(&mut (all - 1..all));
+    ways[8].allowed = set(&mut (0..0));
+    ways[12].allowed = set(&mut (0..all));
     for way in &mut ways {
         way.random = random.next();
     }

@@ -222,7 +222,8 @@ impl Sampler {
     pub(crate) fn draw(&self) -> Draw {
         let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
         let mut random = self.random.clone();
-        Draw { temperature, top_k, top_p, min_p, random: random.next(), adjustments: self.adjustments() }
+        let adjustments = self.adjustments();
+        Draw { temperature, top_k, top_p, min_p, random: random.next(), adjustments, allowed: None }
     }
 
     /// Notes that a token was chosen by [`draw`](Self::draw).

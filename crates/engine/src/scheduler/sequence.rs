@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use moeflux_compute::draw::Draw;
-
 use super::embed::Embedding;
 use super::{Event, Progress, Sink, Usage};
 use crate::decoding::{Decoding, Piece};
@@ -80,14 +78,6 @@ impl Sequence<'_> {
         (self.session, self.branch) = (session, None);
         if let Task::Embed(embedding) = &mut self.task {
             embedding.pooled = Default::default();
-        }
-    }
-
-    /// How its next token may be chosen where its logits are.
-    pub(super) fn draw(&self) -> Option<Draw> {
-        match &self.task {
-            Task::Answer(answering) => answering.decoding.draw(),
-            Task::Embed(_) => None,
         }
     }
 

@@ -8,7 +8,7 @@ use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::{Event, Figures};
 use moeflux::{
     Constraint, Decoding, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, Scheduler,
-    SchedulerOptions, TextModel,
+    SchedulerOptions, TextModel, TokenSet,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::emulator::Emulator;
@@ -137,8 +137,28 @@ fn answers_do_not_depend_on_company_or_memory() {
     }
 }
 
-/// A device gives the most likely tokens instead of all logits: by one caller and by several at once, tokens are those that
-/// all logits give, whether candidates tell or not.
+/// Allows every third token, others after each.
+#[derive(Clone)]
+struct Thirds(u32);
+
+impl Constraint for Thirds {
+    fn allow(&mut self, tokens: &mut TokenSet) -> Result<()> {
+        (self.0..4096).step_by(3).for_each(|token| tokens.insert(token));
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<bool> {
+        self.0 = (self.0 + 1) % 3;
+        Ok(false)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A device gives the chosen tokens instead of all logits: by one caller and by several at once, tokens are those that all logits
+/// give, under constraints too.
 #[test]
 fn answers_of_a_device_are_those_of_all_its_logits() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,11 +186,13 @@ fn answers_of_a_device_are_those_of_all_its_logits() {
         ..Default::default()
     };
 
+    let limits = |index: usize| (index % 2 == 1).then(|| Box::new(Thirds(1)) as Box<dyn Constraint>);
+
     let mut model = open();
     let mut expected = vec![];
     for index in 0..samplers.len() {
         let mut session = model.engine.session();
-        let mut decoding = Decoding::new(&model.tokenizer, &prompt(index), of(index), None).unwrap();
+        let mut decoding = Decoding::new(&model.tokenizer, &prompt(index), of(index), limits(index)).unwrap();
         let mut next = prompt(index);
         loop {
             let logits = model.engine.eval(&mut session, &next, Outputs::Last).unwrap();
@@ -183,15 +205,16 @@ fn answers_of_a_device_are_those_of_all_its_logits() {
         expected.push(decoding.tokens().to_vec());
     }
     assert!(expected.iter().any(|tokens| tokens != &expected[0]), "{expected:?}");
-    for (index, expected) in expected.iter().enumerate() {
+    assert!(expected[1].iter().zip([1, 2, 0]).all(|(token, rest)| token % 3 == rest), "{expected:?}");
+    for (index, expected) in expected.iter().enumerate().filter(|(index, _)| limits(*index).is_none()) {
         let mut session = model.engine.session();
         let got = model.generate(&mut session, &prompt(index), of(index), |_| true).unwrap().tokens;
         assert_eq!(got, *expected, "{:?}", samplers[index]);
     }
     let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
     let submit = |index: usize| {
-        let request = Request { prompt: prompt(index), options: of(index), ..Default::default() };
-        scheduler.submit(request).unwrap()
+        let (prompt, options, constraint) = (prompt(index), of(index), limits(index));
+        scheduler.submit(Request { prompt, options, constraint, ..Default::default() }).unwrap()
     };
     let answers: Vec<_> = (0..samplers.len()).map(submit).collect();
     for (index, answer) in answers.into_iter().enumerate() {
@@ -397,12 +420,12 @@ fn stop_texts_end_answers_and_are_left_out() {
 struct TwoTokens(usize, bool);
 
 impl Constraint for TwoTokens {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+    fn allow(&mut self, tokens: &mut TokenSet) -> Result<()> {
         if self.1 && self.0 == 1 {
             return Err(Error::Constraint { reason: "as told".into() });
         }
         let allowed = [500, 600][self.0 % 2];
-        (0..).zip(logits).filter(|(id, _)| *id != allowed).for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        tokens.insert(allowed);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use moeflux::scheduler::{Done, Event};
 use moeflux::tokenizer::AddSpecial;
 use moeflux::{
     Constraint, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, SpecType, TextModel,
+    TokenSet,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::emulator::Emulator;
@@ -173,12 +174,12 @@ struct Round {
 }
 
 impl Constraint for Round {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+    fn allow(&mut self, tokens: &mut TokenSet) -> Result<()> {
         if self.fails && self.seen == self.last {
             return Err(Error::Constraint { reason: "as told".into() });
         }
         let allowed = [500, 600, 700][self.seen % 3];
-        (0..).zip(logits).filter(|(id, _)| *id != allowed).for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        tokens.insert(allowed);
         Ok(())
     }
 

@@ -1,3 +1,5 @@
+use moeflux::TokenSet;
+
 use super::*;
 use crate::prompt::Form;
 use crate::schema::Schemas;
@@ -411,19 +413,19 @@ fn refused(
     let tokens = tokenizer.encode(text, moeflux::tokenizer::AddSpecial::No).unwrap();
     let mut taken = 0;
     for token in tokens {
-        let mut logits = vec![0.0; tokenizer.vocab_size()];
-        constraint.mask(&mut logits).unwrap();
-        if logits[token as usize] != 0.0 {
+        let mut allowed = TokenSet::none(tokenizer.vocab_size());
+        constraint.allow(&mut allowed).unwrap();
+        if !allowed.contains(token) {
             return Some(taken);
         }
         constraint.accept(token).unwrap();
         taken += tokenizer.token_bytes(token).unwrap().len();
     }
-    let mut logits = vec![0.0; tokenizer.vocab_size()];
-    match constraint.mask(&mut logits) {
+    let mut allowed = TokenSet::none(tokenizer.vocab_size());
+    match constraint.allow(&mut allowed) {
         // Nothing can follow a complete answer.
         Err(_) => None,
-        Ok(()) => (logits[tokenizer.eos_ids()[0] as usize] != 0.0).then_some(taken),
+        Ok(()) => (!allowed.contains(tokenizer.eos_ids()[0])).then_some(taken),
     }
 }
 

@@ -55,6 +55,30 @@ KERNEL(restore_logits, ChangeConstants, (const uint, changes), (const float, raw
     logits[(ulong)own[0] * c.vocab + own[1]] = raw[i];
 }
 
+struct ForbidConstants {
+    uint vocab;
+    // Of a set of tokens, a bit each.
+    uint words;
+};
+
+// Forbids tokens that are not in the sets (count, words) of rows (count), and keeps what their logits were (count, vocab). Grid:
+// (vocab / threads, count).
+KERNEL(forbid_tokens, ForbidConstants, (const uint, rows), (const uint, sets), (float, logits), (float, raw)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread(), own = ctx.group_y();
+    if (i >= c.vocab) return;
+    const ulong at = (ulong)rows[own] * c.vocab + i;
+    const uint word = i / 32 < c.words ? sets[own * c.words + i / 32] : 0;
+    const float x = logits[at];
+    raw[(ulong)own * c.vocab + i] = x;
+    if (is_finite(x) && (word >> i % 32 & 1) == 0) logits[at] = FORBIDDEN;
+}
+
+// Makes logits what they were.
+KERNEL(allow_tokens, ForbidConstants, (const uint, rows), (const float, raw), (float, logits)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread(), own = ctx.group_y();
+    if (i < c.vocab) logits[(ulong)rows[own] * c.vocab + i] = raw[(ulong)own * c.vocab + i];
+}
+
 struct DrawConstants {
     uint vocab, segments;
     // Elements of a segment, a multiple of 32.

@@ -192,7 +192,7 @@ impl Executable for PipelineExecutable {
         &mut self,
         batch: &Batch<'_>,
         experts: &mut dyn ExpertSource,
-        draws: &[Option<Draw>],
+        draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
         self.run_batch(batch, experts, |last, experts| last.run_and_draw(batch, experts, draws, vocab_size))

@@ -2,7 +2,7 @@
 
 use super::bytes_of;
 use crate::draw::Draw;
-use crate::gpu::arguments::{ChangeConstants, DrawConstants};
+use crate::gpu::arguments::{ChangeConstants, DrawConstants, ForbidConstants};
 use crate::gpu::device::{BufferId, Device, Dispatch, Slice, Words};
 use crate::gpu::lower::Launch;
 use crate::{Error, Result};
@@ -98,11 +98,21 @@ struct Changes {
     raw: BufferId,
 }
 
+/// Buffers for the sets of so many rows.
+#[derive(Debug, Clone, Copy)]
+struct Sets {
+    count: usize,
+    rows: BufferId,
+    sets: BufferId,
+    raw: BufferId,
+}
+
 /// Memory for choosing tokens, which grows with batches.
 #[derive(Debug, Default)]
 pub(super) struct DrawBuffers {
     rows: Option<Rows>,
     changes: Option<Changes>,
+    sets: Option<Sets>,
 }
 
 /// Elements of a segment.
@@ -125,6 +135,35 @@ fn alloc_all<const N: usize>(device: &mut dyn Device, bytes: [usize; N]) -> Resu
     Ok(std::array::from_fn(|i| taken[i]))
 }
 
+impl Sets {
+    /// Uploads the sets of `draws`; what forbids all other tokens of their rows, and what takes that back.
+    fn forbid(
+        &self,
+        device: &mut dyn Device,
+        draws: &[Option<&Draw>],
+        logits: Slice,
+        [vocab, tokens]: [usize; 2],
+    ) -> Result<[Dispatch; 2]> {
+        let words = tokens.div_ceil(32);
+        let (mut rows, mut sets) = (vec![], vec![]);
+        for (row, draw) in draws.iter().enumerate() {
+            let Some(allowed) = draw.and_then(|draw| draw.allowed.as_ref()) else { continue };
+            row.append(&mut rows);
+            let known = allowed.words().iter().copied().chain(std::iter::repeat(0));
+            known.take(words).for_each(|word| word.append(&mut sets));
+        }
+        device.upload(self.rows.into(), &rows)?;
+        device.upload(self.sets.into(), &sets)?;
+        let constants = &ForbidConstants { vocab, words };
+        let grid = [vocab.div_ceil(THREADS as usize), rows.len() / size_of::<u32>(), 1];
+        let launch = |kernel, buffers: &[Slice]| {
+            Launch { unit: "draw", kernel, buffers, constants }.over(grid, THREADS)
+        };
+        let [of, sets, raw] = [self.rows, self.sets, self.raw].map(Slice::from);
+        Ok([launch("forbid_tokens", &[of, sets, logits, raw]), launch("allow_tokens", &[of, raw, logits])])
+    }
+}
+
 impl DrawBuffers {
     /// Of each row of `vocab` logits the token that `draws` chooses among the first `tokens`; `None` for rows that have none, and
     /// where no token can be chosen or a logit is not finite. Logits are as they were afterwards.
@@ -142,10 +181,19 @@ impl DrawBuffers {
             Err(Error::DeviceMemory { .. }) => None,
             buffers => Some(buffers?),
         };
-        let draws: Vec<Option<&Draw>> = draws
-            .iter()
-            .map(|draw| draw.as_ref().filter(|draw| changes_to.is_some() || draw.adjustments.is_empty()))
-            .collect();
+        let limited = draws.iter().flatten().filter(|draw| draw.allowed.is_some()).count();
+        let sets_to = match limited {
+            0 => None,
+            _ => match self.sets_for(device, limited, [vocab, tokens]) {
+                Err(Error::DeviceMemory { .. }) => None,
+                buffers => Some(buffers?),
+            },
+        };
+        let here = |draw: &&Draw| {
+            (changes_to.is_some() || draw.adjustments.is_empty())
+                && (sets_to.is_some() || draw.allowed.is_none())
+        };
+        let draws: Vec<Option<&Draw>> = draws.iter().map(|draw| draw.as_ref().filter(here)).collect();
         let hows: Vec<How> = draws.iter().map(|draw| How::of(*draw, tokens)).collect();
         let mut words = vec![];
         hows.iter().for_each(|how| how.append(&mut words));
@@ -170,6 +218,12 @@ impl DrawBuffers {
             dispatches.insert(0, launch("change_logits", &[list.into(), logits, raw.into()]));
             dispatches.push(launch("restore_logits", &[list.into(), raw.into(), logits]));
         }
+        if let Some(to) = sets_to {
+            let [forbid, allow] = to.forbid(device, &draws, logits, [vocab, tokens])?;
+            let choosing = usize::from(!changes.is_empty());
+            dispatches.insert(choosing, forbid);
+            dispatches.insert(dispatches.len() - choosing, allow);
+        }
         device.run(&dispatches)?;
         let mut chosen = vec![0.0; draws.len()];
         device.download(buffers.tokens.into(), bytes_of(&mut chosen))?;
@@ -188,6 +242,26 @@ impl DrawBuffers {
             alloc_all(device, bytes.map(|bytes| bytes * rows))?;
         let buffers = Rows { rows, maxima, sums, bins, list, found, how, tokens };
         self.rows = Some(buffers);
+        Ok(buffers)
+    }
+
+    fn sets_for(
+        &mut self,
+        device: &mut dyn Device,
+        count: usize,
+        [vocab, tokens]: [usize; 2],
+    ) -> Result<Sets> {
+        if let Some(buffers) = self.sets.filter(|buffers| count <= buffers.count) {
+            return Ok(buffers);
+        }
+        if let Some(Sets { rows, sets, raw, .. }) = self.sets.take() {
+            [rows, sets, raw].into_iter().for_each(|buffer| device.free(buffer));
+        }
+        let count = count.next_power_of_two();
+        let words = tokens.div_ceil(32);
+        let [rows, sets, raw] = alloc_all(device, [count * 4, count * words * 4, count * vocab * 4])?;
+        let buffers = Sets { count, rows, sets, raw };
+        self.sets = Some(buffers);
         Ok(buffers)
     }
 

@@ -263,7 +263,7 @@ impl Executable for GpuExecutable {
         &mut self,
         batch: &Batch<'_>,
         experts: &mut dyn ExpertSource,
-        draws: &[Option<Draw>],
+        draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
         self.run_batch(batch, experts, Ending::Logits, |own| {
@@ -273,7 +273,7 @@ impl Executable for GpuExecutable {
             }
             let all = own.graph.vocab_size();
             let logits = own.memory.logits.buffer().into();
-            own.draws.draw(device, logits, draws, [all, vocab_size.min(all)])
+            own.draws.draw(device, logits, &draws(), [all, vocab_size.min(all)])
         })
     }
 

@@ -1,10 +1,14 @@
 //! Evaluating one batch of sequences of a kind.
 
+use std::panic::resume_unwind;
+use std::thread::available_parallelism;
+
 use moeflux_compute::draw::Draw;
 
 use super::Worker;
 use crate::Result;
 use crate::batch::Part;
+use crate::decoding::Decoding;
 use crate::engine::Outputs;
 use crate::scheduler::sequence::{Kind, Sequence, Task};
 
@@ -30,17 +34,19 @@ impl Worker<'_> {
             return self.embed(given);
         }
         let vocab_size = self.shared.tokenizer.vocab_size();
-        let draws_tokens = self.engine.draws_tokens();
-        let drawing = self.running.iter().filter(|_| draws_tokens);
-        let draws: Vec<Option<Draw>> = drawing.map(Sequence::draw).collect();
-        let mut parts: Vec<Part<'_>> =
-            self.running.iter_mut().zip(given).map(|(sequence, given)| part(sequence, *given)).collect();
-        if !draws_tokens {
+        let (mut parts, mut tasks): (Vec<Part<'_>>, Vec<&mut Task<'_>>) = self
+            .running
+            .iter_mut()
+            .zip(given)
+            .map(|(sequence, given)| part_and_task(sequence, *given))
+            .unzip();
+        if !self.engine.draws_tokens() {
             return Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect());
         }
         let has_output: Vec<bool> =
             parts.iter().map(|part| part.outputs.is_some() && !part.tokens.is_empty()).collect();
-        let chosen = self.engine.eval_and_draw(&mut parts, &draws, vocab_size)?;
+        let mut draws = || draws(tasks.iter_mut().zip(&has_output).map(|(task, has)| (&mut **task, *has)));
+        let chosen = self.engine.eval_and_draw(&mut parts, &mut draws, vocab_size)?;
         let mut rows = vec![];
         let mut outputs = 0;
         for (token, has_output) in chosen.into_iter().zip(has_output) {
@@ -87,13 +93,45 @@ impl Worker<'_> {
     }
 }
 
+/// How the next token of each task that has an output is to be chosen where its logits are; constraints are asked at the same
+/// time.
+fn draws<'a, 't: 'a>(tasks: impl Iterator<Item = (&'a mut Task<'t>, bool)>) -> Vec<Option<Draw>> {
+    let mut decodings: Vec<Option<&mut Decoding<'t>>> = tasks
+        .map(|(task, has_output)| match task {
+            Task::Answer(answering) if has_output => Some(&mut answering.decoding),
+            _ => None,
+        })
+        .collect();
+    let draw =
+        |decoding: &mut Option<&mut Decoding<'t>>| decoding.as_mut().and_then(|decoding| decoding.draw());
+    let constrained = decodings.iter().flatten().filter(|decoding| decoding.is_constrained()).count();
+    if constrained < 2 {
+        return decodings.iter_mut().map(draw).collect();
+    }
+    let threads = available_parallelism().map_or(1, usize::from).min(constrained);
+    let each = decodings.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = decodings
+            .chunks_mut(each)
+            .map(|part| scope.spawn(move || part.iter_mut().map(draw).collect::<Vec<_>>()))
+            .collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
 /// The next `given` tokens of a sequence, with logits if they are its last.
 fn part<'a>(sequence: &'a mut Sequence<'_>, given: usize) -> Part<'a> {
+    part_and_task(sequence, given).0
+}
+
+/// As [`part`], and what is made of the logits.
+fn part_and_task<'a, 't>(sequence: &'a mut Sequence<'t>, given: usize) -> (Part<'a>, &'a mut Task<'t>) {
     let from = sequence.session.position();
     let last = from + given == sequence.tokens.len();
-    Part {
+    let part = Part {
         tokens: &sequence.tokens[from..from + given],
         session: &mut sequence.session,
         outputs: last.then_some(Outputs::Last),
-    }
+    };
+    (part, &mut sequence.task)
 }
