@@ -85,7 +85,7 @@
     unit!("exact", "06c000c68b5907dd", ["exact_linear"]),
     unit!("flash_attention", "40c4ceb64b5774fd", ["tensor_attention_128", "tensor_attention_256", "tensor_attention_64"]),
     unit!("tensor_decode", "e1bdf99d3020dcbf", ["tensor_decode_128", "tensor_decode_64"]),
-    unit!("early", "43ab820293d3db26", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
-    unit!("joint_rows", "d1cb5cb140de488a", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
-    unit!("joint_experts", "5cda5313a13fe42f", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("early", "de416eb7514d2a9f", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
+    unit!("joint_rows", "0977a4d0c3d0276b", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
+    unit!("joint_experts", "8bc3c5c91f01fb15", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
 ]

@@ -173,10 +173,11 @@ DEVICE void stage_rows(CTX, const Part& part, uint listed, uint own, const Stage
     for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
     for (uint p = lane; p < pieces; p += TEAM) {
         const Chunk k = chunk_of<D>(x, p);
+        const PieceDots begun = begun_dots<D>(k);
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
             const Row row = {rows + n * TEAMS * stride, nullptr, nullptr};
-            sums.v[n] += piece_dot<D>(raw_of<D>(part.format, row, p), k, p);
+            sums.v[n] += copied_dot<D>(copied_raw<D>(part.format, row, p), k, begun, p);
         }
     }
     const float sum = team_sums<N>(ctx, sums, TEAM);

@@ -26,7 +26,7 @@ const QUADS_COLUMNS: usize = 128;
 const MOST_COPIED_DOWN: usize = 56 << 10;
 
 /// Rows that read an expert's down weights once, where groups are as many: on an H100, fewer took longer.
-const JOINT_ROWS: usize = 3;
+const JOINT_ROWS: usize = 2;
 const JOINT_GROUPS: usize = 192;
 /// As `STAGE_PAIRS` of `kernels/cuda/joint_experts.cu`.
 const STAGE_PAIRS: usize = 4;

@@ -163,11 +163,12 @@ impl Lowering<'_> {
         if self.is_batch() {
             return self.batch_products(&waiting);
         }
-        if let Some(shared) = self.joint_memory(&waiting) {
-            return self.joint_products(&waiting, shared);
+        let spans = self.spans(&waiting);
+        let early = self.early_products(&spans);
+        if let Some(shared) = self.joint_memory(&spans, early.is_some()) {
+            return self.joint_products(&spans, shared);
         }
         let (x, norm) = self.entering(first.x);
-        let spans = self.spans(&waiting);
         let (parts, name) = self.parts(&spans);
         let groups = parts.iter().map(|part| part.groups).sum();
         let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
@@ -176,7 +177,7 @@ impl Lowering<'_> {
         let weight = self.norm_unit(norm);
         let has_residual = first.residual.is_some();
         let constants = &ProductsConstants { parts, norm: norm.into(), weight, has_residual };
-        let (unit, kernel, name, shared) = match self.early_products(&spans) {
+        let (unit, kernel, name, shared) = match early {
             Some((name, shared)) => (EARLY_UNIT, "early_products", name, shared),
             None => ("few_rows", "products", name, 0),
         };
