@@ -1,5 +1,5 @@
-// Copies of weights to shared memory that are under way while a group does something else. They are of compute capability 9.0;
-// where this is compiled for less, threads copy.
+// Copies of weights to shared memory that are under way while a group does something else, and pieces of what was copied. They are
+// of compute capability 9.0; where this is compiled for less, threads copy.
 #pragma once
 #include "../pieces.h"
 

@@ -18,10 +18,10 @@ struct JointPairs {
     uchar* experts;
 };
 
-#define JOINT_MEMORY(name)                            \
-    SHARED(uint, name##_listed, JOINT_PAIRS);         \
-    SHARED(uint, name##_slots, JOINT_PAIRS);          \
-    SHARED(uint, name##_experts, JOINT_PAIRS / 4 + 4);\
+#define JOINT_MEMORY(name)                             \
+    SHARED(uint, name##_listed, JOINT_PAIRS);          \
+    SHARED(uint, name##_slots, JOINT_PAIRS);           \
+    SHARED(uint, name##_experts, JOINT_PAIRS / 4 + 4); \
     const JointPairs name = {name##_listed, name##_slots, (uchar*)name##_experts};
 
 // How many bytes of w are less than those of e; all are less than 128.
@@ -77,7 +77,8 @@ DEVICE constexpr uint stages_of() {
 // Starts to bring sixteen bytes to shared memory, and waits for all but the latest so many groups of such copies.
 DEVICE void bring16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
 #else
     *(uint4*)to = *(const uint4*)from;
 #endif
@@ -125,8 +126,8 @@ DEVICE void copy_stage(CTX, const JointDownConstants& c, const uchar* slots, con
     if (ctx.warp() >= STAGE_PAIRS) return;
     const uint at = first + ctx.warp(), bytes = 8 * c.part.format.strides[0];
     if (at >= count || pairs.listed[at] >> 16 != ctx.warp()) return no_copy(ctx, bar);
-    copy_ahead(ctx, to.rows + ctx.warp() * bytes, expert_row(slots, pairs.slots[at], c.part, ctx.group_x() * 8).plane0, bytes,
-               bar);
+    copy_ahead(ctx, to.rows + ctx.warp() * bytes, expert_row(slots, pairs.slots[at], c.part, ctx.group_x() * 8).plane0,
+               bytes, bar);
 }
 
 // What a thread brings of a stage's activations: which pair's, and which sixteen bytes, of words or else of scales.
@@ -139,20 +140,21 @@ DEVICE Bringing bringing_of(const Part& part, uint i) {
     return {i / lines, i % lines};
 }
 
-DEVICE void bring_line(const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count, uint first,
-                       const Stage& to, const Bringing what) {
+DEVICE void bring_line(const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count,
+                       uint first, const Stage& to, const Bringing what) {
     const uint cols = c.part.format.cols, quads = cols / 16;
     if (what.own >= STAGE_PAIRS || first + what.own >= count) return;
     const uint pair = pairs.listed[first + what.own] & 0xffff;
     const uint at = what.line - quads;
     if (what.line < quads)
-        bring16(to.words + what.own * pair_words(cols) + quad_at(what.line) * 4, b.bytes + (ulong)(pair * cols) + 16 * what.line);
+        bring16(to.words + what.own * pair_words(cols) + quad_at(what.line) * 4,
+                b.bytes + (ulong)(pair * cols) + 16 * what.line);
     else bring16(to.scales + what.own * quads + 4 * at, b.scales + (ulong)(pair * quads) + 4 * at);
 }
 
 // Starts to bring a stage's activations; `mine` is what a thread brings of it first.
-DEVICE void bring_stage(CTX, const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count, uint first,
-                        const Stage& to, const Bringing mine) {
+DEVICE void bring_stage(CTX, const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count,
+                        uint first, const Stage& to, const Bringing mine) {
     bring_line(c, b, pairs, count, first, to, mine);
     const uint lines = STAGE_PAIRS * (c.part.format.cols / 16 + c.part.format.cols / 64);
     for (uint i = ctx.thread() + ctx.threads(); i < lines; i += ctx.threads())
@@ -187,8 +189,8 @@ DEVICE void stage_rows(CTX, const Part& part, uint listed, uint own, const Stage
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows). A
 // group makes eight outputs of each token. Grid: rows / 8.
 template <uint D>
-DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits, const JointDownMemory& m,
-                        const JointPairs& pairs) {
+DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
+                        const JointDownMemory& m, const JointPairs& pairs) {
     constexpr uint STAGES = stages_of<D>();
     const Bringing mine = bringing_of(c.part, ctx.thread());
     const uint count = c.tokens * c.route.top_k, stages = (count + STAGE_PAIRS - 1) / STAGE_PAIRS;
@@ -238,17 +240,17 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
 extern __shared__ __align__(128) uchar dynamic[];
 
 // Dynamic memory of down: the stages, and the products of all pairs.
-#define JOINT_EXPERTS(name, D)                                                                                           \
-    KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),                      \
-                 (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),           \
-                 (float, out), (const float, logits)) {                                                                  \
-        SHARED(ulong, bars, 4);                                                                                          \
-        SHARED(float, own_weights, JOINT_PAIRS);                                                                         \
-        JOINT_MEMORY(pairs);                                                                                             \
-        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out};          \
-        float* const products = (float*)(dynamic + stages_of<D>() * stage_bytes(c.part));                                \
-        const JointDownMemory m = {dynamic, bars, products, own_weights};                                                \
-        joint_down8<D>(ctx, c, b, logits, m, pairs);                                                                     \
+#define JOINT_EXPERTS(name, D)                                                                                  \
+    KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),             \
+                 (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),  \
+                 (float, out), (const float, logits)) {                                                         \
+        SHARED(ulong, bars, 4);                                                                                 \
+        SHARED(float, own_weights, JOINT_PAIRS);                                                                \
+        JOINT_MEMORY(pairs);                                                                                    \
+        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
+        float* const products = (float*)(dynamic + stages_of<D>() * stage_bytes(c.part));                       \
+        const JointDownMemory m = {dynamic, bars, products, own_weights};                                       \
+        joint_down8<D>(ctx, c, b, logits, m, pairs);                                                            \
     }
 
 #define JOINT_OF_ONE(name, D, code, few, early, ...) IF_##early(JOINT_EXPERTS(name, D))

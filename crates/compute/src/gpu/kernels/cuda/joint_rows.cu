@@ -38,14 +38,14 @@ CONSTANT uint ROWS_AHEAD = 8;
 // Asks for rows from..to, of those before `end`.
 DEVICE void ask_ahead(CTX, const ProductPart& part, const uchar* weights, uint from, uint to, uint end) {
     if (from >= end) return;
-    warp_prefetch(ctx, rows_at<1>(part, weights, from).row[0].plane0, ((to < end ? to : end) - from) * part.format.strides[0]);
+    warp_prefetch(ctx, rows_at<1>(part, weights, from).row[0].plane0,
+                  ((to < end ? to : end) - from) * part.format.strides[0]);
 }
 
-// A group's outputs of `count` tokens: a warp makes `span` rows, N at a time, of whose first P pieces a
-// lane reads one each ahead.
+// A group's outputs of `count` tokens: a warp makes `span` rows, N at a time, of which a lane reads the first P pieces ahead.
 template <uint D, uint N, uint P>
-DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, uint count, bool has_residual, uint* words,
-                       float* scales) {
+DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, uint count, bool has_residual,
+                       uint* words, float* scales) {
     constexpr uint T = JOINT_TOKENS;
     const ProductPart& part = own.part;
     const uint cols = part.format.cols, pieces = pieces_of<D>(part.format);
@@ -94,7 +94,8 @@ DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, ui
 }
 
 template <uint D>
-DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own, const JointProductBuffers& b, uint* words) {
+DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own, const JointProductBuffers& b,
+                       uint* words) {
     float* const scales = (float*)(words + c.tokens * pair_words(own.part.format.cols));
     if (pieces_of<D>(own.part.format) <= 32) joint_rows<D, 2, 1>(ctx, own, b, c.tokens, c.has_residual, words, scales);
     else joint_rows<D, 1, 2>(ctx, own, b, c.tokens, c.has_residual, words, scales);
@@ -102,18 +103,19 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
 
 // x (tokens, cols), in eight bits with a factor each, · weightᵀ + bias + residual → out (tokens, rows), of up to three weights
 // of one width: a warp makes `span` outputs of all tokens. Dynamic memory: the activations. Grid: groups of all parts.
-#define JOINT_PRODUCTS(name, ...)                                                                                  \
-    KERNEL_AHEAD(joint_products_##name, JointProductsConstants, (const uchar, weights), (const uchar, bytes),      \
-                 (const float, scales), (const float, factors), (const float, residual), (float, out0),            \
-                 (float, out1), (float, out2)) {                                                                   \
-        extern __shared__ __align__(16) uint words[];                                                              \
-        const JointProductBuffers b = {weights, bytes, scales, factors, residual};                                 \
-        OwnPart own = {c.parts[0], out0, ctx.group_x()};                                                           \
-        if (own.group >= own.part.groups) own = {c.parts[1], out1, own.group - own.part.groups};                   \
-        if (own.group >= own.part.groups) own = {c.parts[2], out2, own.group - own.part.groups};                   \
-        __VA_ARGS__                                                                                                \
+#define JOINT_PRODUCTS(name, ...)                                                                                      \
+    KERNEL_AHEAD(joint_products_##name, JointProductsConstants, (const uchar, weights), (const uchar, bytes),          \
+                 (const float, scales), (const float, factors), (const float, residual), (float, out0), (float, out1), \
+                 (float, out2)) {                                                                                      \
+        extern __shared__ __align__(16) uint words[];                                                                  \
+        const JointProductBuffers b = {weights, bytes, scales, factors, residual};                                     \
+        OwnPart own = {c.parts[0], out0, ctx.group_x()};                                                               \
+        if (own.group >= own.part.groups) own = {c.parts[1], out1, own.group - own.part.groups};                       \
+        if (own.group >= own.part.groups) own = {c.parts[2], out2, own.group - own.part.groups};                       \
+        __VA_ARGS__                                                                                                    \
     }
-#define JOINT_OF_ONE(name, D, code, few, ...) IF_BYTES_##few(JOINT_PRODUCTS(name, joint_part<D>(ctx, c, own, b, words);))
+#define JOINT_OF_ONE(name, D, code, few, ...) \
+    IF_BYTES_##few(JOINT_PRODUCTS(name, joint_part<D>(ctx, c, own, b, words);))
 
 ENCODINGS(JOINT_OF_ONE)
 // Of weights in several encodings: those that `products_mixed` has.
