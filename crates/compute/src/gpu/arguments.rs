@@ -314,8 +314,8 @@ arguments! {
     /// Of the kernels that choose tokens.
     DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize, rule: u32 }
 
-    ["cuda/batched.h" BatchProductsConstants]
-    /// Of `batch_products_…`.
+    ["cuda/batched.h" BatchProductsConstants, "cuda/joint_rows.cu" JointProductsConstants]
+    /// Of `batch_products_…` and `joint_products_…`.
     BatchProductsConstants { parts: [ProductPart; 3], tokens: usize, has_residual: bool }
 
     ["cuda/batched.h" BatchGateUpConstants]
@@ -403,6 +403,10 @@ arguments! {
     ["cuda/early.cu" EarlyDownConstants]
     /// Of `early_down8_…`.
     EarlyDownConstants { part: PartConstants, top_k: usize, has_residual: bool, weighs: bool, route: RouteConstants }
+
+    ["cuda/joint_experts.cu" JointDownConstants]
+    /// Of `joint_down8_…`.
+    JointDownConstants { part: PartConstants, tokens: usize, has_residual: bool, weighs: bool, route: RouteConstants }
 
     ["cuda/prefill.cu" ToF16Constants]
     /// Of `to_f16`.

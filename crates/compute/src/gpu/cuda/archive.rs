@@ -246,9 +246,12 @@ mod tests {
     fn encodings_have_the_kernels_that_their_table_says() {
         let kernels = [
             (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
-            (FastPath::Bytes, &["panel_products", "panel_products_wide", "panel_gate_up", "panel_down"]),
+            (
+                FastPath::Bytes,
+                &["joint_products", "panel_products", "panel_products_wide", "panel_gate_up", "panel_down"],
+            ),
             (FastPath::Plain, &["product", "products", "batch_plain"]),
-            (FastPath::Early, &["early_products", "early_down8"]),
+            (FastPath::Early, &["early_products", "early_down8", "joint_down8"]),
             (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
             (FastPath::Tensor, &["wide_linear", "wide_gate_up", "wide_down"]),
         ];

@@ -9,7 +9,8 @@ use super::archive::{Archive, ImageId};
 use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
 use crate::gpu::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT, JOINT_ROWS_UNIT,
+    PANELS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::{Error, Result};
 
@@ -28,6 +29,8 @@ const DECODING_UNITS: &[&str] = &[
     "tiers",
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
+    JOINT_ROWS_UNIT,
+    JOINT_EXPERTS_UNIT,
     BATCHED_UNIT,
     PANELS_UNIT,
     BLOCKS_UNIT,

@@ -28,14 +28,23 @@ use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use super::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT, JOINT_ROWS_UNIT,
+    PANELS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves, as the common ones do.
-const WAITING_UNITS: [&str; 6] =
-    [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT, PANELS_UNIT, EXPERT_PANELS_UNIT, BLOCKS_UNIT];
+const WAITING_UNITS: [&str; 8] = [
+    TENSOR_DECODE_UNIT,
+    EARLY_UNIT,
+    JOINT_ROWS_UNIT,
+    JOINT_EXPERTS_UNIT,
+    BATCHED_UNIT,
+    PANELS_UNIT,
+    EXPERT_PANELS_UNIT,
+    BLOCKS_UNIT,
+];
 
 /// Bytes of pinned memory that small transfers pass through.
 const STAGING_BYTES: usize = 4 << 20;

@@ -60,6 +60,10 @@ units![
 pub(super) const TENSOR_DECODE_UNIT: &str = "cuda/tensor_decode";
 /// See [`TENSOR_DECODE_UNIT`].
 pub(super) const EARLY_UNIT: &str = "cuda/early";
+/// Products of several rows that read a weight once: linear layers, and experts' down projections.
+pub(super) const JOINT_ROWS_UNIT: &str = "cuda/joint_rows";
+/// See [`JOINT_ROWS_UNIT`].
+pub(super) const JOINT_EXPERTS_UNIT: &str = "cuda/joint_experts";
 
 /// Products on matrix units of bytes, which CUDA and the emulator have: compiled for CUDA once for each encoding.
 pub(super) const BATCHED_UNIT: &str = "cuda/batched";

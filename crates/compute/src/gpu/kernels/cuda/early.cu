@@ -7,6 +7,7 @@
 #define WITHOUT_KERNELS
 #include "few_experts.h"
 #include "few_rows.h"
+#include "copies.h"
 
 // Of one token's pairs, all of whose experts are there: rows are a multiple of the group's warps, and so many rows of an
 // expert a multiple of 16 bytes.
@@ -16,44 +17,6 @@ struct EarlyDownConstants {
     uint has_residual, weighs;
     RouteConstants route;
 };
-
-// Makes `bar` ready for copies of `count` warps.
-DEVICE void expect_copies(ulong* bar, uint count) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint)__cvta_generic_to_shared(bar)), "r"(count)
-                 : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// Waits for all of them.
-DEVICE void await_copies(ulong* bar) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], 0; @!done bra again%=; }" ::"r"(
-            (uint)__cvta_generic_to_shared(bar))
-        : "memory");
-#endif
-}
-
-// Starts to copy `bytes` bytes to shared memory, both a multiple of 16 as is where they come from. All lanes of a warp call
-// this; it is one copy of those that `bar` counts.
-DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar) {
-#if __CUDA_ARCH__ >= 900
-    if (ctx.lane() != 0) return;
-    const uint counter = (uint)__cvta_generic_to_shared(bar);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     (uint)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes), "r"(counter)
-                 : "memory");
-#else
-    for (uint i = 16 * ctx.lane(); i < bytes; i += 16 * 32) *(uint4*)(to + i) = __ldg((const uint4*)(from + i));
-#endif
-}
-
-// Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
-DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }
 
 // Brings the activations of a token's pairs, from pair `first` on, to shared memory.
 DEVICE void bring_pairs(CTX, const EarlyDownConstants& c, const DownBuffers& b, uint first, uint* words, float* scales) {

@@ -1,10 +1,13 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
 use super::place::{FETCH_GROUPS, Fetches};
-use crate::gpu::arguments::{DownConstants, EarlyDownConstants, GateUpConstants, RouteConstants};
+use crate::DType;
+use crate::gpu::arguments::{
+    DownConstants, EarlyDownConstants, GateUpConstants, JointDownConstants, RouteConstants,
+};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
-use crate::gpu::kernels::EARLY_UNIT;
+use crate::gpu::kernels::{EARLY_UNIT, JOINT_EXPERTS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
 use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
@@ -21,6 +24,14 @@ const QUADS_COLUMNS: usize = 128;
 /// Threadgroup memory for copies of down weights and for activations, at most: two groups find room in the half of a
 /// multiprocessor's memory that groups get.
 const MOST_COPIED_DOWN: usize = 56 << 10;
+
+/// Rows that read an expert's down weights once, where groups are as many: on an H100, fewer took longer.
+const JOINT_ROWS: usize = 2;
+const JOINT_GROUPS: usize = 192;
+/// As `STAGE_PAIRS` of `kernels/cuda/joint_experts.cu`.
+const STAGE_PAIRS: usize = 4;
+/// Threadgroup memory for its stages, at most: two groups find room.
+const MOST_JOINT_DOWN: usize = 60 << 10;
 
 /// Routed experts with their sum.
 pub(super) struct FewExperts<'a> {
@@ -93,9 +104,9 @@ impl Lowering<'_> {
         !written(last.output()) && !beside.map(Step::output).any(written)
     }
 
-    /// Bytes of threadgroup memory that the kernel takes whose groups copy their down weights ahead; nothing if it does not
-    /// suit the choice or the weights.
-    fn copied_ahead(&self, choice: &DeferredRoute, down: &ExpertMatrix) -> Option<u32> {
+    /// Bytes of eight rows of down weights, and of a pair's activations, if the kernels suit them whose groups choose by
+    /// themselves and copy their down weights.
+    fn copied(&self, choice: &DeferredRoute, down: &ExpertMatrix) -> Option<[usize; 2]> {
         let DeferredRoute { bias, route, .. } = *choice;
         let by_logits = matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
             && bias.is_none()
@@ -106,14 +117,12 @@ impl Lowering<'_> {
         let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
         // Bytes of a pair's activations, whose quads stay within eight of them, and their scales.
         let entered = down.matrix.cols.next_multiple_of(QUADS_COLUMNS) + down.matrix.cols / 4;
-        let taken = (each + entered) * route.top_k;
         let suits = self.memory.info.copies_ahead
             && by_logits
             && encoded
             && down.matrix.rows.is_multiple_of(WARPS)
-            && each.is_multiple_of(16)
-            && taken <= MOST_COPIED_DOWN;
-        suits.then_some(taken as u32)
+            && each.is_multiple_of(16);
+        suits.then_some([each, entered])
     }
 
     /// Routed experts with activations of eight bits; nothing if the kernels do not suit them.
@@ -128,7 +137,8 @@ impl Lowering<'_> {
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
         let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
-        let down = self.early_down8(e, summed).unwrap_or_else(|| self.down8(e, summed, hands));
+        let early = self.joint_down8(e, summed).or_else(|| self.early_down8(e, summed));
+        let down = early.unwrap_or_else(|| self.down8(e, summed, hands));
         let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
         Some(FewBody { body, ready, summed, hands })
     }
@@ -209,7 +219,10 @@ impl Lowering<'_> {
     fn early_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
         let down = &e.parts[2];
         let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
-        let copied = self.copied_ahead(choice, down)?;
+        let taken = self.copied(choice, down)?.iter().sum::<usize>() * choice.route.top_k;
+        if taken > MOST_COPIED_DOWN {
+            return None;
+        }
         let [slots, table] = self.slots(e);
         let [_, weights] = self.routing(e.routing);
         let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
@@ -224,7 +237,39 @@ impl Lowering<'_> {
             route: RouteConstants::new(&choice.route, false),
         };
         let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
-        Some(Dispatch { shared: copied, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
+        Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
+    }
+
+    /// The same by the kernel that reads an expert once for all rows.
+    fn joint_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
+        let down = &e.parts[2];
+        let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
+        let [each, entered] = self.copied(choice, down)?;
+        let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
+        let stages = if down.matrix.dtype == DType::Q4_K { 3 } else { 2 };
+        let taken = stages * STAGE_PAIRS * (each + entered) + pairs * WARPS * size_of::<f32>();
+        let suits = self.rows >= JOINT_ROWS
+            && groups >= JOINT_GROUPS
+            && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)
+            && taken <= MOST_JOINT_DOWN;
+        if !suits {
+            return None;
+        }
+        let [slots, table] = self.slots(e);
+        let [_, weights] = self.routing(e.routing);
+        let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
+        let (to, _) = self.destination(e, summed);
+        let (residual, logits) = (e.residual.unwrap_or(self.input(0)), self.value(choice.logits));
+        let buffers = [slots, table, bytes.into(), scales.into(), weights, residual, to, logits];
+        let constants = &JointDownConstants {
+            part: down.part,
+            tokens: self.rows,
+            has_residual: e.residual.is_some(),
+            weighs: e.mlp.weighted != Weighted::Input,
+            route: RouteConstants::new(&choice.route, false),
+        };
+        let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel: "joint_down8", buffers: &buffers, constants };
+        Some(Dispatch { shared: taken as u32, ..launch.over([groups, 1, 1], THREADS) })
     }
 
     /// Down's products, summed or not.

@@ -23,9 +23,6 @@ const FEW_PLAIN_ROWS: usize = 512;
 pub(super) const MOST_PARTS: usize = 3;
 /// Groups that a large device runs at once: beyond, warps make more outputs each.
 const GROUPS: usize = 264;
-/// Rows that may read weights once for all, and the bytes that are otherwise read again from which they do.
-const SHARING_ROWS: usize = 4;
-const MOST_AGAIN: usize = 12 << 20;
 /// Stands for a weight that is not there.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -111,19 +108,6 @@ impl Lowering<'_> {
         ProductPart { format, planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
     }
 
-    /// Whether few rows read these weights once for all of them, by the kernels for batches, which give the same bits: where that
-    /// took less time on an H100.
-    fn shares_weights(&self, products: &[Product]) -> bool {
-        let matrices = || products.iter().map(|p| self.weight(p.weight).matrix);
-        let bytes: usize = matrices().map(|m| m.rows * m.dtype.row_bytes(0, m.cols).unwrap_or(0)).sum();
-        let again = bytes.saturating_mul(self.rows.saturating_sub(1));
-        let suits = self.memory.info.copies_ahead && self.memory.info.byte_matrices;
-        suits
-            && self.rows >= SHARING_ROWS
-            && again >= MOST_AGAIN
-            && matrices().all(|m| m.dtype == DType::Q4_K)
-    }
-
     /// The buffer of all weights.
     pub(super) fn all_weights(&self, p: &Product) -> Slice {
         self.weight(p.weight).planes[0].buffer.into()
@@ -147,6 +131,28 @@ impl Lowering<'_> {
         named(launch.over([part.groups, self.rows, 1], THREADS), name)
     }
 
+    /// Products of one input with the rows that a warp makes of each.
+    pub(super) fn spans(&self, products: &[Product]) -> Vec<(Product, usize)> {
+        let matrices = products.iter().map(|p| self.weight(p.weight).matrix);
+        let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
+        let span = |p: &Product| {
+            let dtype = self.weight(p.weight).matrix.dtype;
+            // A warp has two rows at a time, but one of a long row.
+            let at_once = if p.x.width() > columns_at_once(dtype) { 1 } else { 2 };
+            work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once)
+        };
+        products.iter().map(|p| (*p, span(p))).collect()
+    }
+
+    /// The parts of their dispatch, and the end of the name of its kernel.
+    pub(super) fn parts(&self, spans: &[(Product, usize)]) -> ([ProductPart; MOST_PARTS], &'static str) {
+        let mut parts = [ProductPart { bias: NONE, ..ProductPart::default() }; MOST_PARTS];
+        for (part, (p, span)) in parts.iter_mut().zip(spans) {
+            *part = self.part(p, WARPS * span, *span);
+        }
+        (parts, products(spans.iter().map(|(p, _)| self.weight(p.weight).matrix.dtype)))
+    }
+
     /// Queues the products that wait for others of their input.
     pub(in crate::gpu::lower) fn flush_products(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
@@ -154,24 +160,16 @@ impl Lowering<'_> {
         if let Some(scratch) = self.panel_scratch() {
             return self.panel_products(&waiting, scratch);
         }
-        if self.is_batch() || self.shares_weights(&waiting) {
+        if self.is_batch() {
             return self.batch_products(&waiting);
         }
-        let (x, norm) = self.entering(first.x);
-        let matrices = waiting.iter().map(|p| self.weight(p.weight).matrix);
-        let name = products(matrices.clone().map(|matrix| matrix.dtype));
-        let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
-        let span = |p: &Product| {
-            let dtype = self.weight(p.weight).matrix.dtype;
-            // A warp has two rows at a time, but one of a long row.
-            let at_once = if first.x.width() > columns_at_once(dtype) { 1 } else { 2 };
-            work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once)
-        };
-        let spans: Vec<(Product, usize)> = waiting.iter().map(|p| (*p, span(p))).collect();
-        let mut parts = [ProductPart { bias: NONE, ..ProductPart::default() }; MOST_PARTS];
-        for (part, (p, span)) in parts.iter_mut().zip(&spans) {
-            *part = self.part(p, WARPS * span, *span);
+        let spans = self.spans(&waiting);
+        let early = self.early_products(&spans);
+        if let Some(shared) = self.joint_memory(&spans, early.is_some()) {
+            return self.joint_products(&spans, shared);
         }
+        let (x, norm) = self.entering(first.x);
+        let (parts, name) = self.parts(&spans);
         let groups = parts.iter().map(|part| part.groups).sum();
         let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
         let residual = first.residual.map_or(self.input(0), |r| self.value(r));
@@ -179,7 +177,7 @@ impl Lowering<'_> {
         let weight = self.norm_unit(norm);
         let has_residual = first.residual.is_some();
         let constants = &ProductsConstants { parts, norm: norm.into(), weight, has_residual };
-        let (unit, kernel, name, shared) = match self.early_products(&spans) {
+        let (unit, kernel, name, shared) = match early {
             Some((name, shared)) => (EARLY_UNIT, "early_products", name, shared),
             None => ("few_rows", "products", name, 0),
         };

@@ -5,6 +5,7 @@ mod batch;
 mod early;
 mod exact;
 mod few;
+mod joint;
 mod panels;
 mod pieces;
 mod tensor;

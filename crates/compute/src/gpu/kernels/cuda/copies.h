@@ -1,0 +1,110 @@
+// Copies of weights to shared memory that are under way while a group does something else, and pieces of what was copied. They are
+// of compute capability 9.0; where this is compiled for less, threads copy.
+#pragma once
+#include "../pieces.h"
+
+// Makes `bar` ready for copies of `count` warps.
+DEVICE void expect_copies(ulong* bar, uint count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint)__cvta_generic_to_shared(bar)), "r"(count)
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Waits for all of them; a bar that is used again has 0 and 1 for `parity` by turns.
+DEVICE void await_copies(ulong* bar, uint parity = 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again%=; }" ::"r"(
+            (uint)__cvta_generic_to_shared(bar)),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
+// Stands for one of the copies that `bar` counts.
+DEVICE void no_copy(CTX, ulong* bar) {
+#if __CUDA_ARCH__ >= 900
+    if (ctx.lane() != 0) return;
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"((uint)__cvta_generic_to_shared(bar)) : "memory");
+#endif
+}
+
+// Starts to copy `bytes` bytes to shared memory, both a multiple of 16 as is where they come from. All lanes of a warp call
+// this; it is one copy of those that `bar` counts.
+DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar) {
+#if __CUDA_ARCH__ >= 900
+    if (ctx.lane() != 0) return;
+    const uint counter = (uint)__cvta_generic_to_shared(bar);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     (uint)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes), "r"(counter)
+                 : "memory");
+#else
+    for (uint i = 16 * ctx.lane(); i < bytes; i += 16 * 32) *(uint4*)(to + i) = __ldg((const uint4*)(from + i));
+#endif
+}
+
+// Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
+DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }
+
+// The sixteen bytes at p + offset, a multiple of 2, in shared memory: words are cheaper there than what aligned sixteen bytes
+// take to be shifted. Reads up to the next word.
+DEVICE Word4 loose_words(const uchar* p, uint offset) {
+    const uint by = (uint)(ulong)(p + offset) & 3;
+    const uint* const from = (const uint*)(p + offset - by);
+    const uint w0 = from[0], w1 = from[1], w2 = from[2], w3 = from[3], w4 = from[4];
+    return Word4{__funnelshift_r(w0, w1, 8 * by), __funnelshift_r(w1, w2, 8 * by), __funnelshift_r(w2, w3, 8 * by),
+                 __funnelshift_r(w3, w4, 8 * by)};
+}
+
+// `raw_of` in shared memory.
+template <uint D>
+DEVICE Raw copied_raw(const Format& f, const Row row, uint p) {
+    if (D != Q6_K) return raw_of<D>(f, row, p);
+    Raw r;
+    const uchar* const b = row.plane0 + p / 4 * 210;
+    const uint n = p % 4 / 2, half = p % 2;
+    r.a = loose_words(b, 64 * n + 16 * half);
+    r.b = loose_words(b, 64 * n + 32 + 16 * half);
+    r.c = loose_words(b, 128 + 32 * n + 16 * half);
+    const uchar* const sc = b + (192 + 8 * n + half);
+    r.bytes = (uint)sc[0] | (uint)sc[2] << 8 | (uint)sc[4] << 16 | (uint)sc[6] << 24;
+    r.scale = half_at(b, 208);
+    return r;
+}
+
+DEVICE int dot16(const Word4 a, const Word4 b, int sum) {
+    return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, sum))));
+}
+
+// Low nibbles with bits 0 and 1 of each byte of `high`.
+DEVICE Word4 sixes(const Word4 low, const Word4 high) {
+    const Word4 h = and4(high, 0x03030303u);
+    return Word4{low.x | h.x << 4, low.y | h.y << 4, low.z | h.z << 4, low.w | h.w << 4};
+}
+
+// What whole numbers of a piece begin with, of Q6_K: that its values are less 32 is the same for all rows.
+template <uint D>
+DEVICE PieceDots begun_dots(const Chunk x) {
+    PieceDots d = {{EXACT, EXACT, EXACT, EXACT}};
+    if (D == Q6_K) {
+        const uint less = 0xe0e0e0e0u;
+        const Word4 all = {less, less, less, less};
+        d = {{dot16(all, x.a, EXACT), dot16(all, x.b, EXACT), dot16(all, x.c, EXACT), dot16(all, x.d, EXACT)}};
+    }
+    return d;
+}
+
+// `piece_dot`, with the same bits: whole numbers are exact in any order.
+template <uint D>
+DEVICE float copied_dot(const Raw r, const Chunk x, PieceDots dots, uint p) {
+    if (D != Q6_K) return piece_dot<D>(r, x, p);
+    dots.v[0] = dot16(sixes(and4(r.a, 0x0f0f0f0fu), r.c), x.a, dots.v[0]);
+    dots.v[1] = dot16(sixes(and4(r.b, 0x0f0f0f0fu), shift4(r.c, 2)), x.b, dots.v[1]);
+    dots.v[2] = dot16(sixes(and4(shift4(r.a, 4), 0x0f0f0f0fu), shift4(r.c, 4)), x.c, dots.v[2]);
+    dots.v[3] = dot16(sixes(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d, dots.v[3]);
+    return scaled_dots<D>(piece_scales<D>(r, p), x.of, dots);
+}
