@@ -271,7 +271,7 @@ arguments! {
     /// Of `moe_bucket`.
     BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
 
-    ["few_rows.h" ProductPart, "cuda/panels.cu" ProductPart]
+    ["few_rows.h" ProductPart, "cuda/products.cu" ProductPart]
     /// One of the products of a dispatch; none by default, but for its bias.
     ProductPart {
         format: Format,
@@ -419,9 +419,17 @@ arguments! {
     /// Of `blocks_of`.
     BlocksConstants { rows: usize, cols: usize, share: u32, norm: NormConstants }
 
-    ["cuda/panels.cu" ProductsConstants]
+    ["cuda/products.cu" ProductsConstants]
     /// Of `panel_products_…`.
-    PanelProductsConstants { parts: [ProductPart; 3], tokens: usize, slices: usize, has_residual: bool }
+    PanelProductsConstants {
+        parts: [ProductPart; 3],
+        tokens: usize,
+        teams: usize,
+        team: usize,
+        turns: usize,
+        slices: usize,
+        has_residual: bool,
+    }
 
     ["cuda/matrices.h" GateUpConstants]
     /// Of `tensor_gate_up_…` and `panel_gate_up_…`.

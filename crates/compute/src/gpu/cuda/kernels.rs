@@ -9,7 +9,7 @@ use super::archive::{Archive, ImageId};
 use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
 use crate::gpu::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::{Error, Result};
 
@@ -29,6 +29,7 @@ const DECODING_UNITS: &[&str] = &[
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
     BATCHED_UNIT,
+    PRODUCTS_UNIT,
     PANELS_UNIT,
     BLOCKS_UNIT,
 ];
