@@ -88,7 +88,7 @@ def units() -> list[Unit]:
     panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, few in rows if few == "bytes"]
     streamed = re.findall(r"^struct Columns256<(\w+)>", (KERNELS / "cuda/expert_panels.cu").read_text(), re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
-    others = ["blocks", "prefill", "wide_tokens", "exact", "flash_attention", "tensor_decode", "early"]
+    others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "tensor_decode", "early"]
     return common + gemm + wide + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 

@@ -64,7 +64,7 @@ arguments! {
     /// What is done to the outputs of gate and up projections.
     ActivationConstants { kind: u32, alpha: f32, limit: f32 }
 
-    ["activations.h" NormConstants, "cuda/blocks.cu" NormConstants]
+    ["activations.h" NormConstants, "cuda/blocks.h" NormConstants]
     /// A norm that a kernel makes of what it reads; none by default.
     NormConstants { has_norm: bool, eps: f32 }
 
@@ -404,7 +404,7 @@ arguments! {
     /// Of `to_f16`.
     ToF16Constants { rows: usize, cols: usize }
 
-    ["cuda/prefill.cu" SortConstants, "cuda/wide_tokens.cu" SortConstants]
+    ["cuda/sort.h" SortConstants, "cuda/wide_tokens.cu" SortConstants]
     /// Of `tensor_sort` and `wide_sort`.
     TensorSortConstants {
         pairs: usize,
@@ -418,6 +418,10 @@ arguments! {
     ["cuda/blocks.cu" BlocksConstants]
     /// Of `blocks_of`.
     BlocksConstants { rows: usize, cols: usize, share: u32, norm: NormConstants }
+
+    ["cuda/enter_experts.cu" EnterExpertsConstants]
+    /// Of `enter_experts`.
+    EnterExpertsConstants { cols: usize, norm: NormConstants, sort: TensorSortConstants }
 
     ["cuda/products.cu" ProductsConstants]
     /// Of `panel_products_…`.

@@ -29,13 +29,14 @@ use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use super::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT,
+    PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves, as the common ones do.
-const WAITING_UNITS: [&str; 7] = [
+const WAITING_UNITS: [&str; 8] = [
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
     BATCHED_UNIT,
@@ -43,6 +44,7 @@ const WAITING_UNITS: [&str; 7] = [
     PANELS_UNIT,
     EXPERT_PANELS_UNIT,
     BLOCKS_UNIT,
+    ENTER_EXPERTS_UNIT,
 ];
 
 /// Bytes of pinned memory that small transfers pass through.
@@ -273,7 +275,8 @@ impl Cuda {
         };
         let function = launch.kernel.function;
         let mut parameters = launch.parameters();
-        call!(self.driver, launch(&config, function, parameters.as_mut_ptr(), ptr::null_mut())).map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
+        call!(self.driver, launch(&config, function, parameters.as_mut_ptr(), ptr::null_mut()))
+            .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
     }
 
     /// A graph whose nodes depend on each other as the dispatches' order says.

@@ -72,6 +72,8 @@ pub(super) const PANELS_UNIT: &str = "cuda/panels";
 pub(super) const EXPERT_PANELS_UNIT: &str = "cuda/expert_panels";
 /// Activations as panels take them.
 pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
+/// The same with pairs sorted by expert.
+pub(super) const ENTER_EXPERTS_UNIT: &str = "cuda/enter_experts";
 
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];
