@@ -91,9 +91,11 @@ def units() -> list[Unit]:
     wide = [Unit(f"wide_{name}", "cuda/wide.cu", name) for name, tensor in tensors if tensor == "yes"]
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
     panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, few in rows if few == "bytes"]
+    panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, few in rows if few == "bytes"]
     streamed = re.findall(r"^struct Columns256<(\w+)>", (KERNELS / "cuda/expert_panels.cu").read_text(), re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
-    others = ["blocks", "prefill", "wide_tokens", "exact", "flash_attention", "tensor_decode", "early", "joint_rows", "joint_experts"]
+    others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "tensor_decode", "early"]
+    others += ["joint_rows", "joint_experts"]
     return common + gemm + wide + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 

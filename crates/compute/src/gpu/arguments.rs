@@ -64,7 +64,7 @@ arguments! {
     /// What is done to the outputs of gate and up projections.
     ActivationConstants { kind: u32, alpha: f32, limit: f32 }
 
-    ["activations.h" NormConstants, "cuda/blocks.cu" NormConstants]
+    ["activations.h" NormConstants, "cuda/blocks.h" NormConstants]
     /// A norm that a kernel makes of what it reads; none by default.
     NormConstants { has_norm: bool, eps: f32 }
 
@@ -271,7 +271,7 @@ arguments! {
     /// Of `moe_bucket`.
     BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
 
-    ["few_rows.h" ProductPart, "cuda/panels.cu" ProductPart]
+    ["few_rows.h" ProductPart, "cuda/products.cu" ProductPart]
     /// One of the products of a dispatch; none by default, but for its bias.
     ProductPart {
         format: Format,
@@ -412,7 +412,7 @@ arguments! {
     /// Of `to_f16`.
     ToF16Constants { rows: usize, cols: usize }
 
-    ["cuda/prefill.cu" SortConstants, "cuda/wide_tokens.cu" SortConstants]
+    ["cuda/sort.h" SortConstants, "cuda/wide_tokens.cu" SortConstants]
     /// Of `tensor_sort` and `wide_sort`.
     TensorSortConstants {
         pairs: usize,
@@ -427,9 +427,21 @@ arguments! {
     /// Of `blocks_of`.
     BlocksConstants { rows: usize, cols: usize, share: u32, norm: NormConstants }
 
-    ["cuda/panels.cu" ProductsConstants]
+    ["cuda/enter_experts.cu" EnterExpertsConstants]
+    /// Of `enter_experts`.
+    EnterExpertsConstants { cols: usize, norm: NormConstants, sort: TensorSortConstants }
+
+    ["cuda/products.cu" ProductsConstants]
     /// Of `panel_products_…`.
-    PanelProductsConstants { parts: [ProductPart; 3], tokens: usize, slices: usize, has_residual: bool }
+    PanelProductsConstants {
+        parts: [ProductPart; 3],
+        tokens: usize,
+        teams: usize,
+        team: usize,
+        turns: usize,
+        slices: usize,
+        has_residual: bool,
+    }
 
     ["cuda/matrices.h" GateUpConstants]
     /// Of `tensor_gate_up_…` and `panel_gate_up_…`.

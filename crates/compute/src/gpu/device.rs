@@ -75,6 +75,9 @@ pub struct Dispatch {
     pub threads: u32,
     /// Bytes of threadgroup memory beside what the kernel declares; only kernels of one executor ask for some.
     pub shared: u32,
+    /// Neighbours along the first axis that run together and read each other's memory; only kernels of one executor have more than
+    /// one.
+    pub cluster: u32,
     /// When it may start.
     pub order: Order,
 }

@@ -31,6 +31,7 @@ impl Run {
             grid: Grid::Fixed([1, 1, 1]),
             threads: 32,
             shared: 0,
+            cluster: 1,
             order: Order::After,
         };
         Self { dispatch, inputs, result }
@@ -64,6 +65,7 @@ impl Run {
             grid: Grid::Fixed([self.result.div_ceil(256) as u32, 1, 1]),
             threads: 256,
             shared: 0,
+            cluster: 1,
             order: Order::After,
         };
         let again = self.dispatch.kernel.starts_with("product").then(|| Dispatch {

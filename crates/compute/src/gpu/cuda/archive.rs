@@ -214,6 +214,8 @@ mod tests {
             "cuda/wide.cu".to_owned()
         } else if unit.starts_with("batched_") {
             "cuda/batched.h".to_owned()
+        } else if unit.starts_with("products_") {
+            "cuda/products.cu".to_owned()
         } else if unit.starts_with("panels_") {
             "cuda/panels.cu".to_owned()
         } else if unit.starts_with("expert_panels_") {
@@ -246,10 +248,8 @@ mod tests {
     fn encodings_have_the_kernels_that_their_table_says() {
         let kernels = [
             (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
-            (
-                FastPath::Bytes,
-                &["joint_products", "panel_products", "panel_products_wide", "panel_gate_up", "panel_down"],
-            ),
+            (FastPath::Bytes, &["joint_products", "panel_products_16", "panel_products_32", "panel_products_64"]),
+            (FastPath::Bytes, &["panel_gate_up", "panel_down"]),
             (FastPath::Plain, &["product", "products", "batch_plain"]),
             (FastPath::Early, &["early_products", "early_down8", "joint_down8"]),
             (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),

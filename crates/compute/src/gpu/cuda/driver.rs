@@ -75,6 +75,37 @@ pub(super) struct KernelNode {
     pub(super) context: Context,
 }
 
+/// `CUlaunchAttribute`, whose value is a union of 64 bytes.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    id: c_int,
+    padding: [u8; 4],
+    value: [u32; 16],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+    const CLUSTER: c_int = 4;
+
+    /// Has so many blocks along the first axis run together.
+    pub(super) fn cluster(blocks: u32) -> Self {
+        let mut value = [0; 16];
+        value[..3].copy_from_slice(&[blocks, 1, 1]);
+        Self { id: Self::CLUSTER, padding: [0; 4], value }
+    }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) threads: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: Stream,
+    pub(super) attributes: *mut LaunchAttribute,
+    pub(super) attribute_count: c_uint,
+}
+
 /// `CUgraphEdgeData`.
 #[repr(C)]
 struct EdgeData {
@@ -181,14 +212,13 @@ functions! {
     module_unload = "cuModuleUnload"(Module);
     module_function = "cuModuleGetFunction"(*mut Function, Module, *const c_char);
     function_set = "cuFuncSetAttribute"(Function, c_int, c_int);
-    launch = "cuLaunchKernel"(
-        Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void,
-    );
+    launch = "cuLaunchKernelEx"(*const LaunchConfig, Function, *mut *mut c_void, *mut *mut c_void);
     graph_create = "cuGraphCreate"(*mut Graph, c_uint);
     graph_destroy = "cuGraphDestroy"(Graph);
     graph_add_kernel = "cuGraphAddKernelNode_v2"(
         *mut GraphNode, Graph, *const GraphNode, usize, *const KernelNode,
     );
+    graph_kernel_set = "cuGraphKernelNodeSetAttribute"(GraphNode, c_int, *const [u32; 16]);
     graph_instantiate = "cuGraphInstantiateWithFlags"(*mut GraphExec, Graph, u64);
     graph_launch = "cuGraphLaunch"(GraphExec, Stream);
     graph_exec_destroy = "cuGraphExecDestroy"(GraphExec);
@@ -289,6 +319,12 @@ impl Driver {
         // SAFETY: the handles are live because the caller holds them; one edge is described.
         let code = unsafe { add(graph, &from, &to, &edge, 1) };
         self.check("graph_add_edges", code)
+    }
+
+    /// Has so many neighbouring blocks of a kernel node run together.
+    pub(super) fn set_cluster(&self, node: GraphNode, blocks: u32) -> Result<()> {
+        let LaunchAttribute { id, value, .. } = LaunchAttribute::cluster(blocks);
+        call!(self, graph_kernel_set(node, id, &value))
     }
 
     /// Device memory, or nothing if there is not enough.

@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use archive::Archive;
 use driver::{
-    Context, DevicePointer, Driver, Event, Graph, GraphExec, GraphNode, KernelNode, Stream, attribute, call,
+    Context, DevicePointer, Driver, Event, Graph, GraphExec, GraphNode, KernelNode, LaunchAttribute,
+    LaunchConfig, Stream, attribute, call,
 };
 use host::{Pinned, Registered, Staging};
 use kernels::{Kernel, Kernels};
@@ -28,22 +29,24 @@ use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use super::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT, JOINT_ROWS_UNIT,
-    PANELS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT, JOINT_ROWS_UNIT,
+    PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves, as the common ones do.
-const WAITING_UNITS: [&str; 8] = [
+const WAITING_UNITS: [&str; 10] = [
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
     JOINT_ROWS_UNIT,
     JOINT_EXPERTS_UNIT,
     BATCHED_UNIT,
+    PRODUCTS_UNIT,
     PANELS_UNIT,
     EXPERT_PANELS_UNIT,
     BLOCKS_UNIT,
+    ENTER_EXPERTS_UNIT,
 ];
 
 /// Bytes of pinned memory that small transfers pass through.
@@ -255,6 +258,7 @@ impl Cuda {
             grid,
             threads: dispatch.threads,
             shared: dispatch.shared,
+            cluster: dispatch.cluster,
             buffers: buffers.collect::<Result<_>>()?,
             constants: dispatch.constants.clone(),
         }))
@@ -262,45 +266,36 @@ impl Cuda {
 
     fn queue(&mut self, dispatch: &Dispatch) -> Result<()> {
         let Some(mut launch) = self.launch(dispatch)? else { return Ok(()) };
-        let (grid, shared) = (launch.grid, launch.shared);
-        let (function, threads) = (launch.kernel.function, launch.threads);
+        let mut cluster = LaunchAttribute::cluster(launch.cluster);
+        let config = LaunchConfig {
+            grid: launch.grid,
+            threads: [launch.threads, 1, 1],
+            shared_bytes: launch.shared,
+            stream: self.stream,
+            attributes: &mut cluster,
+            attribute_count: u32::from(launch.cluster > 1),
+        };
+        let function = launch.kernel.function;
         let mut parameters = launch.parameters();
-        call!(
-            self.driver,
-            launch(
-                function,
-                grid[0],
-                grid[1],
-                grid[2],
-                threads,
-                1,
-                1,
-                shared,
-                self.stream,
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        )
-        .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
+        call!(self.driver, launch(&config, function, parameters.as_mut_ptr(), ptr::null_mut()))
+            .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
     }
 
     /// A graph whose nodes depend on each other as the dispatches' order says.
     fn build(&mut self, dispatches: &[Dispatch], graph: Graph) -> Result<()> {
         // Nodes that run beside each other, and those that they come after.
         let (mut group, mut before): (Vec<GraphNode>, Vec<GraphNode>) = (vec![], vec![]);
-        for (index, dispatch) in dispatches.iter().enumerate() {
+        for dispatch in dispatches {
             let Some(mut launch) = self.launch(dispatch)? else { continue };
             if dispatch.order == Order::After && !group.is_empty() {
                 before = std::mem::take(&mut group);
             }
-            let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
-            let alone = dispatch.order == Order::After && !beside && before.len() == 1;
             // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of some units.
             let common = !dispatch.unit.starts_with("cuda/") || WAITING_UNITS.contains(&dispatch.unit);
             let waits = launch.kernel.waits && common;
-            let early = alone && waits && self.driver.has_early_edges();
+            let early = waits && !before.is_empty() && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
-            let shared_bytes = launch.shared;
+            let (shared_bytes, cluster) = (launch.shared, launch.cluster);
             let mut parameters = launch.parameters();
             let node = KernelNode {
                 function,
@@ -315,9 +310,11 @@ impl Cuda {
             let mut added = GraphNode::NULL;
             let edges = if early { 0 } else { before.len() };
             call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), edges, &node))
-                .and_then(
-                    |()| if early { self.driver.add_early_edge(graph, before[0], added) } else { Ok(()) },
-                )
+                .and_then(|()| if cluster > 1 { self.driver.set_cluster(added, cluster) } else { Ok(()) })
+                .and_then(|()| {
+                    let early = if early { &before[..] } else { &[] };
+                    early.iter().try_for_each(|from| self.driver.add_early_edge(graph, *from, added))
+                })
                 .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })?;
             group.push(added);
         }
@@ -331,6 +328,7 @@ struct KernelLaunch {
     grid: [u32; 3],
     threads: u32,
     shared: u32,
+    cluster: u32,
     buffers: Vec<DevicePointer>,
     constants: Vec<u8>,
 }

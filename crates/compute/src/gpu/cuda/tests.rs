@@ -226,6 +226,7 @@ fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
         grid: Grid::Fixed([1, 1, 1]),
         threads: 32,
         shared: 0,
+        cluster: 1,
         order: Order::After,
     };
     let other = Dispatch { kernel: "route".into(), unit: "route", ..add.clone() };

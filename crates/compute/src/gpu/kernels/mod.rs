@@ -68,12 +68,16 @@ pub(super) const JOINT_EXPERTS_UNIT: &str = "cuda/joint_experts";
 /// Products on matrix units of bytes, which CUDA and the emulator have: compiled for CUDA once for each encoding.
 pub(super) const BATCHED_UNIT: &str = "cuda/batched";
 
-/// Products on tensor cores whose weights go straight into registers: compiled once for each encoding.
+/// Products with resident weights on tensor cores, which go straight into registers: compiled once for each encoding.
+pub(super) const PRODUCTS_UNIT: &str = "cuda/products";
+/// The same of experts: compiled once for each encoding.
 pub(super) const PANELS_UNIT: &str = "cuda/panels";
-/// The same of experts, whose weights pass through shared memory: compiled once for each encoding.
+/// Products of experts, whose weights pass through shared memory: compiled once for each encoding.
 pub(super) const EXPERT_PANELS_UNIT: &str = "cuda/expert_panels";
 /// Activations as panels take them.
 pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
+/// The same with pairs sorted by expert.
+pub(super) const ENTER_EXPERTS_UNIT: &str = "cuda/enter_experts";
 
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];

@@ -137,6 +137,7 @@ impl Launch<'_> {
             grid,
             threads,
             shared: 0,
+            cluster: 1,
             order: Order::After,
         }
     }

@@ -1,4 +1,4 @@
-//! What lowering to the kernels of `kernels/cuda/panels.cu` has in common, for devices with tensor cores: products of batches of
+//! What lowering to the kernels of `kernels/cuda/panels.h` has in common, for devices with tensor cores: products of batches of
 //! up to `PANEL_ROWS` rows.
 //!
 //! Activations enter as f16, each row scaled by a power of two, in blocks of eight rows × eight columns; weights are unpacked to

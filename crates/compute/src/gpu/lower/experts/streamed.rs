@@ -4,11 +4,11 @@ use super::few::FewExperts;
 use super::ring::{MOST_WARPS, PANELS, Ring};
 use crate::DType;
 use crate::gpu::arguments::{
-    ActivationConstants, StreamDownConstants, StreamGateUpConstants, TensorGateUpConstants,
-    TensorSortConstants,
+    ActivationConstants, EnterExpertsConstants, StreamDownConstants, StreamGateUpConstants,
+    TensorGateUpConstants, TensorSortConstants,
 };
-use crate::gpu::device::{Dispatch, Order, Slice};
-use crate::gpu::kernels::EXPERT_PANELS_UNIT;
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::kernels::{ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT};
 use crate::gpu::lower::context::{Launch, Lowering};
 use crate::gpu::memory::{
     ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
@@ -58,20 +58,16 @@ impl Lowering<'_> {
         let PanelScratch { x, scale, list, tiles, products } = scratch;
         let [x, scale, list, tiles, products] = [x, scale, list, tiles, products].map(Slice::from);
 
-        // A body runs once for each of several groups of experts, so that nothing is left over from before it.
-        self.entered = None;
-        let mut body: Vec<Dispatch> = self.enter_blocks(scratch, e.x).into_iter().collect();
-        let constants = &TensorSortConstants {
-            pairs,
-            experts,
-            tiles: most,
-            tokens: PANEL_TILE,
-            align: PANEL_TOKENS,
-            places,
-        };
-        let buffers = [table, ids, list, tiles];
-        let sort = Launch { unit: "cuda/prefill", kernel: "tensor_sort", buffers: &buffers, constants };
-        body.push(Dispatch { order: Order::Beside, ..sort.over([1, 1, 1], 1024) });
+        let (tokens, align) = (PANEL_TILE, PANEL_TOKENS);
+        let sort = TensorSortConstants { pairs, experts, tiles: most, tokens, align, places };
+        let (from, norm) = self.entering(e.x);
+        let norm_weight = norm.map_or(self.input(0), |norm| self.vector(norm.weight));
+        let buffers = [from, norm_weight, table, ids, x, scale, list, tiles];
+        let constants = &EnterExpertsConstants { cols: e.x.width(), norm: norm.into(), sort };
+        let enter =
+            Launch { unit: ENTER_EXPERTS_UNIT, kernel: "enter_experts", buffers: &buffers, constants };
+        let mut body = vec![enter.over([self.rows + 1, 1, 1], 1024)];
+        self.entered = Some(e.x);
 
         let ActivationConstants { kind, alpha, limit } = e.mlp.activation.into();
         let product = TensorGateUpConstants {
