@@ -1,6 +1,6 @@
 // Written by `tools/cuda/build_kernels.py`: units, fingerprints of what they were compiled from, their kernels.
 &[
-    unit!("attention", "f72336cd076f1a35", ["append", "attend", "attend_chosen", "combine", "prepare"]),
+    unit!("attention", "5a5372a8dc81ee99", ["append", "attend", "attend_chosen", "combine", "prepare"]),
     unit!("batch", "c8912755e45a3203", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
     unit!("compressed", "b08b6b6ff08ab384", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
     unit!("decode", "5880d03f732f1f30", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
@@ -84,6 +84,7 @@
     unit!("wide_tokens", "10cdf0fc6efa9cc7", ["wide_enter", "wide_sort"]),
     unit!("exact", "06c000c68b5907dd", ["exact_linear"]),
     unit!("flash_attention", "40c4ceb64b5774fd", ["tensor_attention_128", "tensor_attention_256", "tensor_attention_64"]),
+    unit!("warpgroup_attention", "1a32bc2a1d94e707", ["half_queries", "wide_attention_128", "wide_attention_256", "wide_attention_64"]),
     unit!("tensor_decode", "e1bdf99d3020dcbf", ["tensor_decode_128", "tensor_decode_64"]),
     unit!("early", "7f7c1db35eeb97bb", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
 ]
