@@ -23,8 +23,8 @@ pub fn attention() -> Vec<Case> {
         (3, 3, 16, None),
         (2, 1, 128, None),
         // Heads that some devices have kernels for.
-        (3, 1, 64, Some(70)),
-        (2, 1, 256, None),
+        (2, 1, 64, Some(70)),
+        (1, 1, 256, None),
         (5, 1, 32, Some(70)),
         (4, 2, 12, Some(1)),
         (4, 2, 12, Some(13)),
