@@ -22,9 +22,6 @@ pub fn attention() -> Vec<Case> {
         (6, 1, 20, None),
         (3, 3, 16, None),
         (2, 1, 128, None),
-        // Heads that some devices have kernels for.
-        (2, 1, 64, Some(70)),
-        (1, 1, 256, None),
         (5, 1, 32, Some(70)),
         (4, 2, 12, Some(1)),
         (4, 2, 12, Some(13)),
@@ -32,7 +29,9 @@ pub fn attention() -> Vec<Case> {
         (2, 1, 8, Some(PAGE_TOKENS + 1)),
         (2, 1, 8, Some(100_000)),
     ];
-    shapes.into_iter().map(case).chain([two_layers()]).collect()
+    // Heads that some devices have kernels for.
+    let more = [(2, 1, 64, Some(70)), (1, 1, 256, None)].map(|shape| case(shape).in_pairs());
+    shapes.into_iter().map(case).chain([two_layers()]).chain(more).collect()
 }
 
 /// Layers with keys of their own.
