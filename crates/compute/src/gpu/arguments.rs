@@ -154,6 +154,7 @@ arguments! {
         pairs: usize,
         interleaved: bool,
         kv_type: u32,
+        half_out: bool,
     }
 
     ["heads.h" DecodeConstants]
@@ -187,6 +188,23 @@ arguments! {
         scale: f32,
         has_sinks: bool,
     }
+
+    ["cuda/warpgroup_attention.cu" WideAttentionConstants]
+    /// Of `wide_attention_…`.
+    WideAttentionConstants {
+        heads: usize,
+        kv_heads: usize,
+        sequences: usize,
+        /// 0 for none.
+        window: u32,
+        /// Times log₂ e.
+        scale: f32,
+        has_sinks: bool,
+    }
+
+    ["cuda/warpgroup_attention.cu" HalfQueriesConstants]
+    /// Of `half_queries`.
+    HalfQueriesConstants { count: usize }
 
     ["latent.h" LatentConstants]
     /// Of products of each head's part of a weight.
@@ -599,7 +617,7 @@ arguments! {
     /// Of the other kernels of streams: elements of a row of weights last.
     StreamConstants { count: usize, streams: usize, width: usize, weights: usize }
 
-    ["cache.h" Place, "cuda/flash_attention.cu" Place]
+    ["cache.h" Place, "cuda/flash_attention.cu" Place, "cuda/warpgroup_attention.cu" Place]
     /// Where a row's token is, in a list in device memory.
     PlaceWords { position: usize, first_page: usize }
 

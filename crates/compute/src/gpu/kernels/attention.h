@@ -223,48 +223,60 @@ struct PrepareConstants {
     // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
     uint pairs, interleaved;
     uint kv_type;
+    // Whether `out` is f16.
+    uint half_out;
 };
 
+// Heads that a group of `prepare` does, at most.
+CONSTANT uint PREPARED = 8;
+
 // Per head: norm and rotation of queries (rows, heads · dim) → out, the same of keys (rows, kv_heads · dim) and values
-// (rows, kv_heads · value_dim) as they are → the caches. A group of 32 threads does a head. Grid: (heads + 2 · kv_heads, rows).
+// (rows, kv_heads · value_dim) as they are → the caches. A warp does a head. Grid: (heads + 2 · kv_heads by a group's warps, rows).
 KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const float, v), (const float, q_weight),
        (const float, k_weight), (const float, angles), (const Place, places), (const uint, pages), (uchar, keys),
        (uchar, values), (float, out)) {
-    SHARED(float, head, MAX_DIM);
-    const uint index = ctx.group_x(), row = ctx.group_y(), lane = ctx.lane();
+    SHARED(float, head, PREPARED * MAX_DIM);
+    const uint index = ctx.group_x() * ctx.warps() + ctx.warp(), row = ctx.group_y(), lane = ctx.lane();
+    const uint base = ctx.warp() * MAX_DIM;
+    const bool is_present = index < c.heads + 2 * c.kv_heads;
     const bool is_query = index < c.heads, is_value = index >= c.heads + c.kv_heads;
-    const uint own = is_query ? index : (index - c.heads) % c.kv_heads;
+    const uint own = !is_present ? 0 : index - (is_query ? 0 : is_value ? c.heads + c.kv_heads : c.heads);
     const uint dim = is_value ? c.value_dim : c.dim;
     const GPTR(const float) from = is_query ? q + ((ulong)row * c.heads + own) * dim
                             : is_value ? v + ((ulong)row * c.kv_heads + own) * dim
                                        : k + ((ulong)row * c.kv_heads + own) * dim;
     const bool normed = is_query ? c.q_norm : !is_value && c.k_norm;
-    float factor = 1.0f;
-    if (normed) {
-        float sum = 0.0f;
-        for (uint i = lane; i < dim; i += 32) sum += from[i] * from[i];
-        sum = lane_sum(ctx, sum);
-        factor = 1.0f / sqrt_of(sum / (float)dim + (is_query ? c.q_eps : c.k_eps));
-    }
-    for (uint i = lane; i < dim; i += 32) {
-        const float weight = !normed ? 1.0f : is_query ? (float)q_weight[i] : (float)k_weight[i];
-        head[i] = normed ? from[i] * factor * weight : (float)from[i];
-    }
-    barrier(ctx);
     const Place at = places[row];
     const ulong to =
         is_query ? ((ulong)row * c.heads + own) * dim : place_of(pages, at, at.position, c.kv_heads, own) * dim;
+#pragma unroll 4
+    for (uint i = lane; i < dim; i += 32) head[base + i] = from[i];
+    if (normed) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (uint i = lane; i < dim; i += 32) sum += head[base + i] * head[base + i];
+        sum = lane_sum(ctx, sum);
+        const float factor = 1.0f / sqrt_of(sum / (float)dim + (is_query ? c.q_eps : c.k_eps));
+        const GPTR(const float) weight = is_query ? q_weight : k_weight;
+#pragma unroll 4
+        for (uint i = lane; i < dim; i += 32) head[base + i] = head[base + i] * factor * weight[i];
+    }
+    barrier(ctx);
+    if (!is_present) return;
+#pragma unroll 4
     for (uint i = lane; i < dim; i += 32) {
-        float result = head[i];
+        float result = head[base + i];
         if (!is_value && i < 2 * c.pairs) {
-            const uint pair = c.interleaved ? i / 2 : i % c.pairs;
             const bool second = c.interleaved ? i % 2 == 1 : i >= c.pairs;
+            const uint pair = c.interleaved ? i / 2 : second ? i - c.pairs : i;
             const uint step = c.interleaved ? 1 : c.pairs;
             const ulong angle = ((ulong)row * c.pairs + pair) * 2;
             const float cosine = angles[angle], sine = angles[angle + 1];
-            result = second ? result * cosine + head[i - step] * sine : result * cosine - head[i + step] * sine;
+            result = second ? result * cosine + head[base + i - step] * sine
+                            : result * cosine - head[base + i + step] * sine;
         }
-        if (is_query) out[to + i] = result;
+        if (is_query && c.half_out) GCAST(ushort, out)[to + i] = f32_to_f16(result);
+        else if (is_query) out[to + i] = result;
         else store_cached(ctx, is_value ? values : keys, to + i, result, c.kv_type);
     }
 }

@@ -29,7 +29,9 @@ pub fn attention() -> Vec<Case> {
         (2, 1, 8, Some(PAGE_TOKENS + 1)),
         (2, 1, 8, Some(100_000)),
     ];
-    shapes.into_iter().map(case).chain([two_layers()]).collect()
+    // Heads that some devices have kernels for.
+    let more = [(2, 1, 64, Some(70)), (1, 1, 256, None)].map(|shape| case(shape).in_pairs());
+    shapes.into_iter().map(case).chain([two_layers()]).chain(more).collect()
 }
 
 /// Layers with keys of their own.

@@ -1,6 +1,6 @@
 // Written by `tools/cuda/build_kernels.py`: units, fingerprints of what they were compiled from, their kernels.
 &[
-    unit!("attention", "f72336cd076f1a35", ["append", "attend", "attend_chosen", "combine", "prepare"]),
+    unit!("attention", "5a5372a8dc81ee99", ["append", "attend", "attend_chosen", "combine", "prepare"]),
     unit!("batch", "c8912755e45a3203", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
     unit!("batched_affine4", "0aec220c4a53239b", ["batch_down_16_affine4", "batch_down_8_affine4", "batch_gate_up_16_affine4", "batch_gate_up_8_affine4", "batch_products_16_affine4", "batch_products_8_affine4"]),
     unit!("batched_affine8", "07b2ab3161db36d7", ["batch_down_16_affine8", "batch_down_8_affine8", "batch_gate_up_16_affine8", "batch_gate_up_8_affine8", "batch_products_16_affine8", "batch_products_8_affine8"]),
@@ -81,6 +81,7 @@
     unit!("streams", "627b5a363f76879a", ["gated_mean", "hyper_collapse", "hyper_expand", "hyper_weights", "stream_add", "stream_gate"]),
     unit!("tensor_decode", "e1bdf99d3020dcbf", ["tensor_decode_128", "tensor_decode_64"]),
     unit!("tiers", "bab60d1564b66d0f", ["fetch", "place"]),
+    unit!("warpgroup_attention", "1a32bc2a1d94e707", ["half_queries", "wide_attention_128", "wide_attention_256", "wide_attention_64"]),
     unit!("wide_affine4", "967b17c1f6438b4a", ["wide_down_affine4", "wide_gate_up_affine4", "wide_linear_affine4"]),
     unit!("wide_affine8", "58852efbd85bf5ae", ["wide_down_affine8", "wide_gate_up_affine8", "wide_linear_affine8"]),
     unit!("wide_bf16", "e7d0b0c00eaf3c9a", ["wide_down_bf16", "wide_gate_up_bf16", "wide_linear_bf16"]),

@@ -5,16 +5,20 @@ mod compressed;
 mod decode;
 mod latent;
 mod tensor;
+mod wide;
 
 pub(super) use self::compressed::{Kept, Sparse};
 
 use self::attend::Attend;
 use self::decode::DecodeAttention;
-use super::context::{Launch, Lowering};
+use super::context::{Launch, Lowering, THREADS};
 use crate::gpu::arguments::{AppendConstants, PrepareConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, Chosen, RopeStyle, Value, WeightId};
+
+/// Heads that a group of `prepare` does: a warp each.
+const PREPARED: usize = THREADS as usize / 32;
 
 /// Attention with what is done to its heads before.
 #[derive(Debug, Clone, Copy)]
@@ -46,10 +50,11 @@ impl Lowering<'_> {
                 return;
             }
         }
+        let wide = chosen.is_none() && self.takes_wide_attention(&shape);
         let query = match prepare {
             Some(prepare) => {
                 let query = Slice::from(self.memory.scratch.attention.query);
-                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
+                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query], wide);
                 query
             }
             None => {
@@ -57,10 +62,14 @@ impl Lowering<'_> {
                 let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, kv_type };
                 self.append(k, keys, whole(dim));
                 self.append(v, values, whole(value_dim));
-                self.value(q)
+                if wide { self.half_queries(&shape, q) } else { self.value(q) }
             }
         };
         let slices = [query, keys, values, self.value(out)];
+        if wide {
+            let dispatch = self.wide_attention(&shape, slices, sinks.map(|s| self.vector(s)));
+            return self.run.push(dispatch);
+        }
         let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
         if let Some(dispatch) = chosen.map_or_else(on_tensor_cores, |_| None) {
             return self.run.push(dispatch);
@@ -78,13 +87,14 @@ impl Lowering<'_> {
         self.attend(&attend, [query, keys, values], self.value(out));
     }
 
-    /// Norms and rotates queries and keys, and appends keys and values to their caches.
+    /// Norms and rotates queries, as f16 if `half`, and keys, and appends keys and values to their caches.
     fn prepare(
         &mut self,
         shape: &Attention,
         how: &Prepare,
         [q, k, v]: [Value; 3],
         [keys, values, query]: [Slice; 3],
+        half: bool,
     ) {
         let rotation = &self.graph.ropes[how.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
@@ -116,10 +126,11 @@ impl Lowering<'_> {
             pairs,
             interleaved,
             kv_type: self.kv_code(),
+            half_out: half,
         };
         let launch =
             Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants: &constants };
-        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
+        let dispatch = launch.over([(heads + 2 * kv_heads).div_ceil(PREPARED), self.rows, 1], THREADS);
         self.run.push(dispatch);
     }
 }

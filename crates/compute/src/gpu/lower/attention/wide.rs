@@ -1,0 +1,71 @@
+//! Lowering of attention of many rows to `kernels/cuda/warpgroup_attention.cu`, for devices with warp groups.
+
+use crate::gpu::arguments::{HalfQueriesConstants, WideAttentionConstants};
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::lower::context::{Launch, Lowering};
+use crate::graph::{Attention, Value};
+
+const UNIT: &str = "cuda/warpgroup_attention";
+/// Tokens of a tile.
+const QUERIES: usize = 128;
+/// Tiles of keys or values in threadgroup memory.
+const STAGES: usize = 5;
+const THREADS: u32 = 384;
+/// Those of `half_queries`, which bring two values each.
+const HALF_THREADS: usize = 256;
+
+impl Lowering<'_> {
+    /// Whether these kernels suit an attention of the batch.
+    pub(super) fn takes_wide_attention(&self, shape: &Attention) -> bool {
+        self.tensor_scratch().is_some()
+            && self.memory.info.warp_groups
+            && matches!(shape.head_dim, 64 | 128 | 256)
+            && self.f16_cache()
+            && shape.chunk.is_none()
+            && shape.value_dim == shape.head_dim
+            && shape.scale > 0.0
+    }
+
+    /// Queues what writes queries as f16; where they are then.
+    pub(super) fn half_queries(&mut self, shape: &Attention, q: Value) -> Slice {
+        let query = Slice::from(self.memory.scratch.attention.query);
+        let count = self.rows * shape.heads * shape.head_dim;
+        let buffers = [self.value(q), query];
+        let constants = &HalfQueriesConstants { count };
+        let launch = Launch { unit: UNIT, kernel: "half_queries", buffers: &buffers, constants };
+        self.run.push(launch.over([count.div_ceil(2 * HALF_THREADS), 1, 1], HALF_THREADS as u32));
+        query
+    }
+
+    /// Attention of queries in f16 over f16 pages.
+    pub(super) fn wide_attention(
+        &self,
+        shape: &Attention,
+        [q, keys, values, out]: [Slice; 4],
+        sinks: Option<Slice>,
+    ) -> Dispatch {
+        let kernel = match shape.head_dim {
+            64 => "wide_attention_64",
+            128 => "wide_attention_128",
+            _ => "wide_attention_256",
+        };
+        let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
+        let none = self.input(0);
+        let buffers = [q, keys, values, sequences, places, self.pages(), sinks.unwrap_or(none), out];
+        let constants = &WideAttentionConstants {
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            sequences: self.shape.sequences,
+            window: shape.window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0),
+            scale: shape.scale * std::f32::consts::LOG2_E,
+            has_sinks: sinks.is_some(),
+        };
+        // Tiles of keys, and tiles of queries: two, or one of heads that are wide, whose tiles have fewer keys.
+        let (keys, queries) = if shape.head_dim > 128 { (64, QUERIES) } else { (128, 2 * QUERIES) };
+        let shared = 1024 + (queries + STAGES * keys) * shape.head_dim * 2;
+        let most = (self.rows / QUERIES + self.shape.sequences) * shape.heads;
+        let launch = Launch { unit: UNIT, kernel, buffers: &buffers, constants };
+        let dispatch = launch.over([most.min(self.memory.info.multiprocessors), 1, 1], THREADS);
+        Dispatch { shared: shared as u32, ..dispatch }
+    }
+}
