@@ -8,9 +8,11 @@ use crate::error::size;
 use crate::{Error, Result};
 
 /// Files of a safetensors model besides its weights, as far as a repository has them.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 13] = [
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tiktoken.model",

@@ -61,7 +61,8 @@ pub struct PictureForm {
 type Record = fn(&Arc<Checkpoint>, &Section) -> Result<Vision>;
 
 /// Towers by the `model_type` of the whole model.
-const TOWERS: &[(&str, Record)] = &[("qwen3_vl_moe", qwen3_vl::record)];
+const TOWERS: &[(&str, Record)] =
+    &[("qwen3_vl_moe", qwen3_vl::record), ("qwen3_5_moe", qwen3_vl::record_qwen3_5)];
 
 /// Records what reads pictures.
 ///

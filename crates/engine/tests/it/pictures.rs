@@ -1,4 +1,4 @@
-//! Pictures in prompts: a tiny random vision model against transformers' float32, from files of pictures to logits.
+//! Pictures in prompts: tiny random vision models against transformers' float32, from files of pictures to logits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,15 +18,22 @@ const RELATIVE_ERROR: f32 = 3e-5;
 /// The pictures, as the golden shows them.
 const PICTURES: [&str; 3] = ["kept.png", "small.png", "large.png"];
 
-/// The golden has the logits of every fourth token.
-const STEP: usize = 4;
+/// The golden has the logits of every eighth token.
+const STEP: usize = 8;
+
+/// Folders of models.
+const FAMILIES: [&str; 2] = ["qwen3_vl_moe", "qwen3_5_moe"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures").join(name)
+}
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures/qwen3_vl_moe")
+    fixture(FAMILIES[0])
 }
 
 fn bytes(name: &str) -> Vec<u8> {
-    std::fs::read(folder().join(name)).unwrap()
+    std::fs::read(fixture(name)).unwrap()
 }
 
 fn options() -> Options {
@@ -34,7 +41,11 @@ fn options() -> Options {
 }
 
 fn open(backend: &dyn Backend, options: &Options) -> Engine {
-    Engine::open(&folder(), backend, options, |_, _| ()).unwrap()
+    open_family(FAMILIES[0], backend, options)
+}
+
+fn open_family(family: &str, backend: &dyn Backend, options: &Options) -> Engine {
+    Engine::open(&fixture(family), backend, options, |_, _| ()).unwrap()
 }
 
 fn cpu() -> CpuBackend {
@@ -56,7 +67,11 @@ fn placed(golden: &Golden, pictures: &[Arc<Picture>]) -> Vec<u32> {
 }
 
 fn golden() -> Golden {
-    Golden::read(&folder().join("golden.safetensors"))
+    golden_of(FAMILIES[0])
+}
+
+fn golden_of(family: &str) -> Golden {
+    Golden::read(&fixture(family).join("golden.safetensors"))
 }
 
 /// Of logits of all tokens, at those that the golden has.
@@ -77,40 +92,44 @@ fn logits(engine: &mut Engine, tokens: &[u32], count: usize) -> Vec<f32> {
 
 #[test]
 fn logits_with_pictures_are_those_of_transformers() {
-    let golden = golden();
-    let check = |backend: &dyn Backend| {
-        let mut engine = open(backend, &options());
+    let check = |family: &str, backend: &dyn Backend| {
+        let golden = golden_of(family);
+        let mut engine = open_family(family, backend, &options());
         let pictures = read(&mut engine);
         let tokens = placed(&golden, &pictures);
         let whole = logits(&mut engine, &tokens, tokens.len());
         let error = relative_error(&whole, &golden);
-        println!("{}: relative error {error:.1e}", backend.describe());
-        assert!(error < RELATIVE_ERROR, "{}: relative error {error:.1e}", backend.describe());
+        println!("{family}, {}: relative error {error:.1e}", backend.describe());
+        assert!(error < RELATIVE_ERROR, "{family}, {}: relative error {error:.1e}", backend.describe());
         // Whatever batch a token of a picture comes in.
         if backend.batch_invariant() {
             for count in [1, 7, 64] {
-                assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "by {count}");
+                assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "{family} by {count}");
             }
         }
     };
-    check(&Reference);
-    for level in SimdLevel::available() {
-        check(&CpuBackend::new(2, Some(level)).unwrap());
+    for family in FAMILIES {
+        check(family, &Reference);
+        for level in SimdLevel::available() {
+            check(family, &CpuBackend::new(2, Some(level)).unwrap());
+        }
     }
 }
 
 #[test]
 fn streamed_experts_make_no_difference() {
-    let golden = golden();
-    let mut engine = open(&cpu(), &options());
-    let pictures = read(&mut engine);
-    let tokens = placed(&golden, &pictures);
-    let resident = logits(&mut engine, &tokens, tokens.len());
-    let mut engine = open(&cpu(), &Options { expert_cache: Some(8), ..options() });
-    let pictures = read(&mut engine);
-    assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
-    assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident));
-    assert!(engine.take_stats().cache.misses > 0);
+    for family in FAMILIES {
+        let golden = golden_of(family);
+        let mut engine = open_family(family, &cpu(), &options());
+        let pictures = read(&mut engine);
+        let tokens = placed(&golden, &pictures);
+        let resident = logits(&mut engine, &tokens, tokens.len());
+        let mut engine = open_family(family, &cpu(), &Options { expert_cache: Some(4), ..options() });
+        let pictures = read(&mut engine);
+        assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
+        assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident), "{family}");
+        assert!(engine.take_stats().cache.misses > 0);
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The tower of Qwen3-VL: patches of two frames, learned position embeddings resampled to the picture's grid, rotary
 //! embedding by row and column, attention of all patches to all, and blocks of patches merged into tokens; the output of
-//! a few layers goes to the text model's first layers (DeepStack, Meng et al. 2024).
+//! a few layers goes to the text model's first layers (DeepStack, Meng et al. 2024). That of Qwen3.5 is the same without
+//! DeepStack.
 //!
-//! Source: transformers `modeling_qwen3_vl_moe.py`, `image_processing_qwen2_vl.py`.
+//! Source: transformers `modeling_qwen3_vl_moe.py`, `modeling_qwen3_5_moe.py`, `image_processing_qwen2_vl.py`.
 
 use std::sync::Arc;
 
@@ -37,15 +38,36 @@ struct Tower {
     deepstack: Vec<usize>,
 }
 
-/// Records the tower of a checkpoint.
+/// What differs between the families.
+struct Kind {
+    /// Layers whose output goes to the text model, where the configuration does not say; `None` if none may.
+    deepstack: Option<&'static [usize]>,
+    /// The token that stands for a picture, where the configuration does not say.
+    placeholder: usize,
+}
+
+/// Records the tower of Qwen3-VL-MoE.
 ///
 /// # Errors
 /// If configuration or weights are missing or do not fit.
 pub(super) fn record(checkpoint: &Arc<Checkpoint>, config: &Section) -> Result<Vision> {
+    record_kind(checkpoint, config, &Kind { deepstack: Some(&[8, 16, 24]), placeholder: 151_655 })
+}
+
+/// Records the tower of Qwen3.5-MoE.
+///
+/// # Errors
+/// As [`record`].
+pub(super) fn record_qwen3_5(checkpoint: &Arc<Checkpoint>, config: &Section) -> Result<Vision> {
+    record_kind(checkpoint, config, &Kind { deepstack: None, placeholder: 248_056 })
+}
+
+fn record_kind(checkpoint: &Arc<Checkpoint>, config: &Section, kind: &Kind) -> Result<Vision> {
     let own = config.within("vision_config")?;
-    let form = form(checkpoint, config, &own)?;
+    let deepstack = deepstack(&own, kind)?;
+    let form = form(checkpoint, config, &own, (kind, deepstack.len()))?;
     let mut r = Recorder::new(Arc::clone(checkpoint), &NAMES, None);
-    let tower = tower(&mut r, &own, &form)?;
+    let tower = tower(&mut r, &own, &form, deepstack)?;
     let hidden = tower.hidden;
 
     r.graph.scope("patch_embed");
@@ -79,7 +101,7 @@ pub(super) fn record(checkpoint: &Arc<Checkpoint>, config: &Section) -> Result<V
     Ok(Vision { encoder, form, positions })
 }
 
-fn tower(r: &mut Recorder, own: &Section, form: &PictureForm) -> Result<Tower> {
+fn tower(r: &mut Recorder, own: &Section, form: &PictureForm, deepstack: Vec<usize>) -> Result<Tower> {
     let (hidden, heads) = (own.size("hidden_size")?, own.size("num_heads")?);
     let (depth, merge) = (own.size("depth")?, form.merge_size);
     if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
@@ -92,7 +114,6 @@ fn tower(r: &mut Recorder, own: &Section, form: &PictureForm) -> Result<Tower> {
         Some("gelu") => Gelu::Erf,
         Some(_) => return Err(own.unsupported("hidden_act", "gelu_pytorch_tanh or gelu")),
     };
-    let deepstack = deepstack(own)?;
     if let Some(layer) = deepstack.iter().find(|layer| **layer >= depth) {
         let expected = format!("layers below {depth}, not {layer}");
         return Err(own.unsupported("deepstack_visual_indexes", &expected));
@@ -116,11 +137,22 @@ fn tower(r: &mut Recorder, own: &Section, form: &PictureForm) -> Result<Tower> {
 }
 
 /// The layers whose output goes to the text model.
-fn deepstack(own: &Section) -> Result<Vec<usize>> {
-    Ok(own.sizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]))
+fn deepstack(own: &Section, kind: &Kind) -> Result<Vec<usize>> {
+    let key = "deepstack_visual_indexes";
+    let given = own.sizes(key)?;
+    match kind.deepstack {
+        Some(default) => Ok(given.unwrap_or_else(|| default.to_vec())),
+        None if given.is_some_and(|layers| !layers.is_empty()) => Err(own.unsupported(key, "no layers")),
+        None => Ok(vec![]),
+    }
 }
 
-fn form(checkpoint: &Arc<Checkpoint>, config: &Section, own: &Section) -> Result<PictureForm> {
+fn form(
+    checkpoint: &Arc<Checkpoint>,
+    config: &Section,
+    own: &Section,
+    (kind, levels): (&Kind, usize),
+) -> Result<PictureForm> {
     let processor = Section::of_image_processor(checkpoint.path())?;
     let table = own.optional_size("num_position_embeddings")?.unwrap_or(2304);
     let grid_side = table.isqrt();
@@ -160,7 +192,7 @@ fn form(checkpoint: &Arc<Checkpoint>, config: &Section, own: &Section) -> Result
     if image_std.iter().any(|std| *std <= 0.0) {
         return Err(processor.unsupported("image_std", "numbers above 0"));
     }
-    let placeholder = config.optional_size("image_token_id")?.unwrap_or(151_655);
+    let placeholder = config.optional_size("image_token_id")?.unwrap_or(kind.placeholder);
     Ok(PictureForm {
         patch_size: sizes[0],
         temporal_patch_size: sizes[1],
@@ -173,7 +205,7 @@ fn form(checkpoint: &Arc<Checkpoint>, config: &Section, own: &Section) -> Result
         max_pixels: edge("longest_edge", "max_pixels")?,
         placeholder: u32::try_from(placeholder)
             .map_err(|_| config.unsupported("image_token_id", "a token id"))?,
-        levels: 1 + deepstack(own)?.len(),
+        levels: 1 + levels,
         hidden_size: own.size("out_hidden_size")?,
     })
 }
