@@ -17,8 +17,10 @@ mmproj-q8_0.gguf.
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
 from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
@@ -112,10 +114,12 @@ class Family:
     model: type
     # Whether norms of the text model are stored less one.
     centred_norms: bool = False
+    # Whether published files have the matrices of experts with columns as rows, which the converter expects.
+    published_columns: bool = False
 
 
 FAMILIES = {
-    "qwen3_vl_moe": Family(qwen3_vl_moe, Qwen3VLMoeForConditionalGeneration),
+    "qwen3_vl_moe": Family(qwen3_vl_moe, Qwen3VLMoeForConditionalGeneration, published_columns=True),
     "qwen3_5_moe": Family(qwen3_5_moe, Qwen3_5MoeForConditionalGeneration, centred_norms=True),
 }
 
@@ -169,16 +173,26 @@ def pictures(folder: Path) -> list[Image.Image]:
     return made
 
 
-def convert(llama_cpp: Path, folder: Path) -> None:
+def convert(llama_cpp: Path, folder: Path, family: Family) -> None:
     """The GGUF files of the model in `folder`."""
     out = folder.with_name(f"{folder.name}_gguf")
     out.mkdir(exist_ok=True)
     files = {"bf16": "model.gguf", "bf16,mmproj": "mmproj-bf16.gguf", "q8_0,mmproj": "mmproj-q8_0.gguf"}
-    for kind, name in files.items():
-        command = [sys.executable, CONVERT, llama_cpp, kind, folder, out / name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        if said:
-            raise ValueError(said)
+    with tempfile.TemporaryDirectory() as around:
+        published = Path(around) / folder.name
+        shutil.copytree(folder, published)
+        (published / "golden.safetensors").unlink()
+        if family.published_columns:
+            weights = load_file(folder / "model.safetensors")
+            for name, weight in weights.items():
+                if ".mlp.experts." in name:
+                    weights[name] = weight.transpose(1, 2).contiguous()
+            save_file(weights, published / "model.safetensors", metadata={"format": "pt"})
+        for kind, name in files.items():
+            command = [sys.executable, CONVERT, llama_cpp, kind, published, out / name]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            if said:
+                raise ValueError(said)
 
 
 def main() -> None:
@@ -251,7 +265,7 @@ def main() -> None:
     save_file(arrays, folder / "golden.safetensors", metadata=metadata)
     print(json.dumps(report), tokens.shape[1], "tokens")
     if arguments.llama_cpp:
-        convert(arguments.llama_cpp, folder)
+        convert(arguments.llama_cpp, folder, family)
 
 
 main()

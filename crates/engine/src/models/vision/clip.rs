@@ -61,10 +61,15 @@ pub(super) fn describe(checkpoint: &Checkpoint, projector: &Checkpoint, kind: &K
         let expected = format!("heads of a multiple of 4 of the {hidden} channels");
         return Err(own.fault(heads_key, &expected, heads.to_string()));
     }
+    let width = checkpoint.metadata().u64(&format!("{}.embedding_length", kind.gguf_architecture))?;
+    let made = own.size(PROJECTION_DIM)?;
+    if let Some(width) = width.filter(|width| *width != made as u64) {
+        return Err(own.fault(PROJECTION_DIM, &format!("the text model's {width}"), made.to_string()));
+    }
     let deepstack = own.deepstack(depth)?;
     check_deepstack(checkpoint, &own, kind, deepstack.len())?;
     Ok(Described {
-        form: form(checkpoint, &own, kind, 1 + deepstack.len())?,
+        form: form(checkpoint, &own, kind, (1 + deepstack.len(), made))?,
         hidden,
         heads,
         intermediate: own.size("clip.vision.feed_forward_length")?,
@@ -90,7 +95,12 @@ fn check_deepstack(checkpoint: &Checkpoint, own: &Keys<'_>, kind: &Kind, layers:
     Ok(())
 }
 
-fn form(checkpoint: &Checkpoint, own: &Keys<'_>, kind: &Kind, levels: usize) -> Result<PictureForm> {
+fn form(
+    checkpoint: &Checkpoint,
+    own: &Keys<'_>,
+    kind: &Kind,
+    (levels, hidden_size): (usize, usize),
+) -> Result<PictureForm> {
     let (size_key, patch_key) = ("clip.vision.image_size", "clip.vision.patch_size");
     let (image_size, patch_size) = (own.size(size_key)?, own.size(patch_key)?);
     if patch_size > 1024 {
@@ -125,7 +135,7 @@ fn form(checkpoint: &Checkpoint, own: &Keys<'_>, kind: &Kind, levels: usize) -> 
         max_pixels: bound("clip.vision.image_max_pixels", TOKENS[1])?,
         placeholder: placeholder(checkpoint, kind)?,
         levels,
-        hidden_size: own.size(PROJECTION_DIM)?,
+        hidden_size,
     })
 }
 
