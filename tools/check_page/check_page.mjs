@@ -1,4 +1,4 @@
-// Opens the page of `moeflux serve demo` in headless Chromium, uses it as a reader would, and takes pictures.
+// Opens the page of `moeflux serve demo`, and of a model that reads pictures, in headless Chromium, uses it as a reader would, and takes pictures.
 //
 //   npm install
 //   node check_page.mjs MOEFLUX [--chromium /usr/bin/chromium] [--pictures FOLDER] [--only CHECK]
@@ -8,7 +8,7 @@
 import { mkdirSync } from "node:fs";
 import { chromium } from "playwright-core";
 import { checks } from "./checks.mjs";
-import { open, serve } from "./server.mjs";
+import { demo, open, seeing, serve } from "./server.mjs";
 
 const [binary, ...rest] = process.argv.slice(2);
 const option = (name, otherwise) => (rest.includes(name) ? rest[rest.indexOf(name) + 1] : otherwise);
@@ -17,12 +17,12 @@ const pictures = option("--pictures");
 const only = option("--only");
 if (pictures) mkdirSync(pictures, { recursive: true });
 
-const server = await serve(binary);
+const servers = { demo: await serve(binary, demo), seeing: await serve(binary, seeing) };
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
 try {
-  for (const { name, screen, check } of checks.filter(({ name }) => !only || name === only)) {
+  for (const { name, screen, check, served = "demo" } of checks.filter(({ name }) => !only || name === only)) {
     const start = Date.now();
-    const visit = await open(browser, server.url, screen);
+    const visit = await open(browser, servers[served].url, screen);
     const picture = async (of) => { if (pictures) await visit.page.screenshot({ path: `${pictures}/${of}.png` }); };
     try {
       await check(visit, picture, name);
@@ -36,5 +36,5 @@ try {
   }
 } finally {
   await browser.close();
-  server.stop();
+  for (const server of Object.values(servers)) server.stop();
 }

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { fits, isAccessible } from "./looks.mjs";
+import { fixtures } from "./server.mjs";
 import { drawsBlocksOnce, showsCodeAndMath } from "./rich.mjs";
 
 async function talks(visit, picture, name) {
@@ -239,9 +240,9 @@ async function leaves(visit) {
 async function attaches(visit) {
   const { page } = visit;
   const text = { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("a ``` b\n") };
-  const picture = { name: "picture.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0x50, 0xff, 0]) };
-  await page.locator("#file").setInputFiles([text, picture]);
-  await page.locator("#status", { hasText: "picture.png is not a text file" }).waitFor();
+  const other = { name: "data.bin", mimeType: "application/octet-stream", buffer: Buffer.from([0x89, 0x50, 0xff, 0]) };
+  await page.locator("#file").setInputFiles([text, other]);
+  await page.locator("#status", { hasText: "data.bin is not a text file" }).waitFor();
   assert.equal(await page.locator("#files .file").count(), 1);
   await visit.answer({ text: "Read." });
   const [asked] = await Promise.all([page.waitForRequest("**/v1/chat/completions"), visit.say("What is in it?")]);
@@ -251,22 +252,81 @@ async function attaches(visit) {
   assert.equal(await page.locator("#files .file").count(), 0);
 }
 
+/// Drops a file on the conversation, or pastes it; whether the page took what the browser told it.
+function gives({ page }, how, name, type, bytes) {
+  return page.evaluate(([how, name, type, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], name, { type }));
+    const about = { bubbles: true, cancelable: true };
+    if (how === "paste") {
+      const pasted = new ClipboardEvent("paste", { clipboardData: data, ...about });
+      return [!document.getElementById("input").dispatchEvent(pasted)];
+    }
+    const target = document.getElementById("messages");
+    // A browser opens what is dropped where nothing takes it.
+    const over = new DragEvent("dragover", { dataTransfer: data, ...about });
+    const dropped = new DragEvent("drop", { dataTransfer: data, ...about });
+    return [over, dropped].map((event) => !target.dispatchEvent(event));
+  }, [how, name, type, [...bytes]]);
+}
+
+/// Pictures are chosen, dropped and pasted, shown, sent as data URLs, kept, and read by the model.
+async function showsPictures(visit, picture) {
+  const { page, last } = visit;
+  const file = (name) => readFileSync(`${fixtures}/${name}.png`);
+  await visit.setting("max_tokens", "8");
+  await page.locator("#file").setInputFiles([{ name: "kept.png", mimeType: "image/png", buffer: file("kept") }]);
+  await page.locator("#files img").first().waitFor();
+  assert.deepEqual(await gives(visit, "drop", "small.png", "image/png", file("small")), [true, true]);
+  await page.locator("#files img").nth(1).waitFor();
+  assert.deepEqual(await gives(visit, "paste", "large.png", "image/png", file("large")), [true]);
+  await page.locator("#files img").nth(2).waitFor();
+  await gives(visit, "drop", "broken.png", "image/png", [0x89, 0x50, 0xff, 0]);
+  await page.locator("#status", { hasText: "broken.png is a picture that cannot be read" }).waitFor();
+  await page.locator("#files").getByRole("button", { name: "Leave out small.png" }).click();
+  await isAccessible(visit, "pictures, chosen");
+  const [asked] = await Promise.all([page.waitForRequest("**/v1/chat/completions"), visit.say("What is it?")]);
+  const { content } = asked.postDataJSON().messages.at(-1);
+  const url = (name) => `data:image/png;base64,${file(name).toString("base64")}`;
+  assert.deepEqual(content, [
+    { type: "image_url", image_url: { url: url("kept") } },
+    { type: "image_url", image_url: { url: url("large") } },
+    { type: "text", text: "What is it?" },
+  ]);
+  await last.locator(".facts").waitFor({ timeout: 20_000 });
+  await visit.ended();
+  assert.equal(await page.locator(".message .error").count(), 0);
+  // 20 and 14 tokens of pictures, and words.
+  assert.match(await last.locator(".facts").textContent(), /prompt (3[4-9]|[4-9]\d)/);
+  const widths = () => page.locator(".message.user img").evaluateAll((all) => all.map((one) => one.naturalWidth));
+  assert.deepEqual(await widths(), [40, 101]);
+  await picture("pictures");
+  await isAccessible(visit, "pictures");
+  await page.reload();
+  await page.locator("#chat-list .title").click();
+  await last.locator(".facts").waitFor();
+  assert.deepEqual(await widths(), [40, 101]);
+  await page.locator(".message.user").getByRole("button", { name: "Edit" }).click();
+  assert.equal(await page.locator("#files img").count(), 2);
+}
+
+/// Where the model reads none, the page says so.
+async function refusesPictures(visit) {
+  const { page } = visit;
+  await page.locator("#model", { hasText: "demo" }).waitFor({ state: "attached" });
+  await gives(visit, "paste", "kept.png", "image/png", readFileSync(`${fixtures}/kept.png`));
+  await page.locator("#status", { hasText: "kept.png is a picture, and this model reads none" }).waitFor();
+  assert.equal(await page.locator("#files img").count(), 0);
+}
+
 /// A text file that is dropped on the conversation is attached.
 async function takesDrops(visit) {
   const { page } = visit;
-  const drop = (name, type, bytes) => page.evaluate(([name, type, bytes]) => {
-    const data = new DataTransfer();
-    data.items.add(new File([new Uint8Array(bytes)], name, { type }));
-    const target = document.getElementById("messages");
-    // A browser opens what is dropped where nothing takes it.
-    const over = new DragEvent("dragover", { dataTransfer: data, bubbles: true, cancelable: true });
-    const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
-    return [over, dropped].map((event) => !target.dispatchEvent(event));
-  }, [name, type, [...bytes]]);
+  const drop = (name, type, bytes) => gives(visit, "drop", name, type, bytes);
   assert.deepEqual(await drop("dropped.md", "text/markdown", Buffer.from("# Grüße\n")), [true, true]);
   await page.locator("#files .file", { hasText: "dropped.md" }).waitFor();
-  await drop("picture.png", "image/png", [0x89, 0x50, 0xff, 0]);
-  await page.locator("#status", { hasText: "picture.png is not a text file" }).waitFor();
+  await drop("data.bin", "application/octet-stream", [0x89, 0x50, 0xff, 0]);
+  await page.locator("#status", { hasText: "data.bin is not a text file" }).waitFor();
   assert.equal(await page.locator("#files .file").count(), 1);
   await visit.answer({ text: "Read." });
   const [asked] = await Promise.all([page.waitForRequest("**/v1/chat/completions"), visit.say("Read it")]);
@@ -380,5 +440,7 @@ export const checks = [
   { name: "writing", check: keepsWhatIsThere },
   { name: "files", check: attaches },
   { name: "drops", check: takesDrops },
+  { name: "pictures", check: showsPictures, served: "seeing" },
+  { name: "no pictures", check: refusesPictures },
   { name: "keyboard", check: takesKeys },
 ];

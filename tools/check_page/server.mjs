@@ -1,10 +1,17 @@
 // The server under test, and a browser's view of its page.
 
 import { spawn } from "node:child_process";
+import { fileURLToPath } from "node:url";
 
 /// Less memory than all experts need, so that the disk shows too.
-export async function serve(binary) {
-  const server = spawn(binary, ["serve", "demo", "--port", "0", "--memory", "30MiB", "--sequences", "2", "--context", "1024"]);
+export const demo = ["demo", "--memory", "30MiB", "--sequences", "2"];
+
+/// A tiny random model that reads pictures.
+export const fixtures = fileURLToPath(new URL("../../crates/engine/tests/fixtures/pictures", import.meta.url));
+export const seeing = [`${fixtures}/qwen3_vl_moe`, "--image-pixels", "65536"];
+
+export async function serve(binary, model) {
+  const server = spawn(binary, ["serve", ...model, "--port", "0", "--context", "1024"]);
   const url = await new Promise((resolve, reject) => {
     let said = "";
     server.stderr.on("data", (data) => {

@@ -1,9 +1,10 @@
 """Runs llama.cpp's converter over several folders in one process.
 
-    llama_cpp_convert.py LLAMA_CPP_SOURCE TYPE[,fused] IN OUT.gguf [IN OUT.gguf ...]
+    llama_cpp_convert.py LLAMA_CPP_SOURCE TYPE[,fused|,mmproj] IN OUT.gguf [IN OUT.gguf ...]
 
 TYPE is f32, bf16, or q8_0: f32, but for matrices that Q8_0 holds exactly. `fused` puts q, k and v into one tensor where the
-architecture knows that, and gate and up of experts, or neither.
+architecture knows that, and gate and up of experts, or neither. `mmproj` makes the file of what reads pictures; its q8_0 has all
+matrices in Q8_0 whose rows allow it, the others in f16.
 
 Prints `OUT.gguf: reason` for those that it cannot convert. The converter knows published tokenizers by a hash of what
 they do, so it is told what this one is.
@@ -42,7 +43,8 @@ def exactly_in_q8_0(add_tensor):
 
 def main() -> None:
     source, file_type, *paths = sys.argv[1:]
-    file_type, _, fused = file_type.partition(",")
+    file_type, _, way = file_type.partition(",")
+    fused, mmproj = way == "fused", way == "mmproj"
     sys.path[:0] = [source, str(Path(source) / "gguf-py")]
     logging.disable(logging.CRITICAL)
     import gguf
@@ -69,15 +71,17 @@ def main() -> None:
 
     ModelBase.load_hparams = staticmethod(as_published)
     types = {name: gguf.LlamaFileType.ALL_F32 for name in ("f32", "q8_0")} | {"bf16": gguf.LlamaFileType.MOSTLY_BF16}
-    if file_type == "q8_0":
+    if file_type == "q8_0" and mmproj:
+        types["q8_0"] = gguf.LlamaFileType.MOSTLY_Q8_0
+    elif file_type == "q8_0":
         gguf.GGUFWriter.add_tensor = exactly_in_q8_0(gguf.GGUFWriter.add_tensor)
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         for fuse in ({"fuse_gate_up_exps": True, "fuse_qkv": True}, {})[0 if fused else 1 :]:
             try:
                 with torch.inference_mode():
                     parameters = ModelBase.load_hparams(Path(folder), False)
-                    name = get_model_architecture(parameters, ModelType.TEXT)
-                    converter = get_model_class(PUBLISHED_NAMES.get(name, name))
+                    name = get_model_architecture(parameters, ModelType.MMPROJ if mmproj else ModelType.TEXT)
+                    converter = get_model_class(PUBLISHED_NAMES.get(name, name), mmproj)
                     # Layers that predict further tokens are not there.
                     converter.no_mtp = True
                     more = {"eager": file_type == "q8_0"} | fuse

@@ -40,7 +40,7 @@ pub enum BackendKind {
 }
 
 /// How many sequences share the model.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Sharing {
     /// Sequences at the same time.
     pub sequences: usize,
@@ -48,13 +48,22 @@ pub struct Sharing {
     pub kv_tokens: Option<usize>,
     /// Bytes of `--memory` for what they are made from.
     pub reserved: u64,
-    /// Most pixels of pictures, if they are read.
-    pub picture_pixels: Option<usize>,
+    /// How pictures are read, if they are.
+    pub pictures: Option<Pictures>,
+}
+
+/// How pictures are read.
+#[derive(Debug, Clone)]
+pub struct Pictures {
+    /// Most pixels.
+    pub pixels: usize,
+    /// The file of what reads them, if it is named.
+    pub mmproj: Option<PathBuf>,
 }
 
 impl Sharing {
     /// One sequence, without pictures.
-    pub const ALONE: Self = Self { sequences: 1, kv_tokens: None, reserved: 0, picture_pixels: None };
+    pub const ALONE: Self = Self { sequences: 1, kv_tokens: None, reserved: 0, pictures: None };
 }
 
 /// How to run the model.
@@ -165,7 +174,7 @@ impl EngineArgs {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,
         };
-        let Sharing { sequences, kv_tokens, reserved, picture_pixels } = sharing;
+        let Sharing { sequences, kv_tokens, reserved, pictures } = sharing;
         let engine = Options {
             memory: self.memory,
             expert_cache: self.expert_cache,
@@ -184,11 +193,12 @@ impl EngineArgs {
             prefetch: self.prefetch,
             spec_type: self.spec_type,
             draft_max: self.draft_max,
-            picture_pixels,
+            picture_pixels: pictures.as_ref().map(|pictures| pictures.pixels),
+            mmproj: pictures.as_ref().and_then(|pictures| pictures.mmproj.clone()),
             ..Options::default()
         };
         // Pictures are read on the processor.
-        let any = picture_pixels.is_some() && self.backend == BackendKind::Auto;
+        let any = pictures.is_some() && self.backend == BackendKind::Auto;
         let compute = if any { Compute::Cpu } else { self.backend.compute() };
         let mut options = OpenOptions::new().engine_options(engine).compute(compute);
         options = options.batch_invariant(self.batch_invariant);
@@ -220,14 +230,14 @@ impl EngineArgs {
     }
 
     /// As [`EngineArgs::open_text`], to answer with the adapter in the folder `lora`, if there is one, and with the part that reads
-    /// pictures of up to so many pixels, if any; then on the processor, unless another backend was asked for.
+    /// pictures, if they are; then on the processor, unless another backend was asked for.
     pub fn open_adapted(
         &self,
         model: &Path,
         lora: Option<&Path>,
-        picture_pixels: Option<usize>,
+        pictures: Option<Pictures>,
     ) -> Result<TextModel> {
-        let sharing = Sharing { picture_pixels, ..Sharing::ALONE };
+        let sharing = Sharing { pictures, ..Sharing::ALONE };
         let Some(folder) = lora else { return self.open_text_shared(model, sharing, &[]) };
         let source = AdapterSource { name: "lora".to_owned(), folder: folder.to_owned() };
         let mut model = self.open_text_shared(model, sharing, std::slice::from_ref(&source))?;

@@ -36,6 +36,11 @@ impl ModelArg {
     /// Where the checkpoint is; what is not there yet is unpacked or downloaded first. `demo` is the model in the binary
     /// (`./demo` a file of that name); anything else that exists as a path is that path, whatever it looks like.
     pub fn path(&self) -> Result<PathBuf> {
+        self.path_with(false)
+    }
+
+    /// As [`ModelArg::path`]; whether what reads pictures is downloaded too.
+    pub fn path_with(&self, pictures: bool) -> Result<PathBuf> {
         if self.is_demo() {
             return Ok(moeflux::demo::unpack()?);
         }
@@ -44,7 +49,7 @@ impl ModelArg {
             return Ok(path);
         }
         match HubId::parse(&self.0) {
-            Some(id) => hub::pull(&id, &hub::Settings::from_environment()),
+            Some(id) => hub::pull(&id, &hub::Settings::from_environment(), pictures),
             None => Ok(path),
         }
     }

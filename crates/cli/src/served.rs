@@ -90,11 +90,11 @@ pub struct Found {
     pub name: String,
 }
 
-/// The models that arguments mean. A folder that is no model itself means all models in it.
-pub fn find(arguments: &[ModelArg]) -> Result<Vec<Found>> {
+/// The models that arguments mean, and what reads `pictures`. A folder that is no model itself means all models in it.
+pub fn find(arguments: &[ModelArg], pictures: bool) -> Result<Vec<Found>> {
     let mut all = vec![];
     for argument in arguments {
-        let (path, argument) = (argument.path()?, argument.to_string());
+        let (path, argument) = (argument.path_with(pictures)?, argument.to_string());
         match models_in(&path) {
             Some(paths) => all.extend(paths.into_iter().map(|path| {
                 let argument = path.display().to_string();
@@ -116,7 +116,11 @@ fn models_in(folder: &Path) -> Option<Vec<PathBuf>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let first = name.split_once("-of-").is_none_or(|(before, _)| before.ends_with("-00001"));
         let candidate = path.is_dir() || (path.extension().is_some_and(|kind| kind == "gguf") && first);
-        candidate && !name.starts_with('.') && Checkpoint::open(path).is_ok()
+        // Projectors are no models.
+        candidate
+            && !name.starts_with('.')
+            && !name.to_lowercase().contains("mmproj")
+            && Checkpoint::open(path).is_ok()
     };
     let mut models: Vec<PathBuf> = entries.filter(is_model).collect();
     models.sort();

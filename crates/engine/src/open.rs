@@ -135,6 +135,12 @@ impl OpenOptions {
         self
     }
 
+    /// The GGUF file of what reads pictures, where that is not beside the model: see [`Options::mmproj`].
+    pub fn mmproj(mut self, file: impl Into<PathBuf>) -> Self {
+        self.options.mmproj = Some(file.into());
+        self
+    }
+
     /// Everything else that [`Options`] has. Its `memory` counts only if [`OpenOptions::memory`] was not called; call this
     /// before the other methods, which change single fields.
     pub fn engine_options(mut self, options: Options) -> Self {

@@ -111,6 +111,7 @@ impl Live {
                     "context": description.context,
                     "layers": layers,
                     "experts": experts,
+                    "reads_pictures": description.reads_pictures,
                     "expert_slots": figures.memory.expert_slots,
                     "all_experts": description.experts,
                 });

@@ -10,7 +10,7 @@ use moeflux::{AnswerOptions, DecodingOptions, TextModel};
 use serde_json::{Map, Value, json};
 
 use super::command::CommandError;
-use crate::engine_args::EngineArgs;
+use crate::engine_args::{EngineArgs, Pictures};
 
 /// Options of `run` and `chat` besides the model.
 #[derive(Debug, Clone, Args)]
@@ -37,9 +37,9 @@ pub struct ConversationArgs {
 }
 
 impl ConversationArgs {
-    /// Opens the model, with the adapter if there is one, and with the part that reads pictures of up to so many pixels, if any.
-    pub fn open_text(&self, model: &Path, picture_pixels: Option<usize>) -> Result<TextModel> {
-        self.engine.open_adapted(model, self.lora.as_deref(), picture_pixels)
+    /// Opens the model, with the adapter if there is one, and with the part that reads pictures, if they are.
+    pub fn open_text(&self, model: &Path, pictures: Option<Pictures>) -> Result<TextModel> {
+        self.engine.open_adapted(model, self.lora.as_deref(), pictures)
     }
 }
 

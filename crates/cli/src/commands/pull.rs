@@ -13,10 +13,13 @@ use crate::hub::{self, HubId, Settings};
 pub struct PullArgs {
     /// org/name, org/name:QUANTISATION, org/name:FILE; org/name@REVISION for a branch, tag or commit
     model: String,
+    /// With a GGUF file also what reads pictures, if the repository has that (mmproj)
+    #[arg(long)]
+    mmproj: bool,
 }
 
 pub fn run(args: &PullArgs) -> Result<()> {
     let id = HubId::parse(&args.model);
     let id = id.with_context(|| format!("expected a model such as org/name:Q4_K_M, got {:?}", args.model))?;
-    crate::print(&format!("{}\n", hub::pull(&id, &Settings::from_environment())?.display()))
+    crate::print(&format!("{}\n", hub::pull(&id, &Settings::from_environment(), args.mmproj)?.display()))
 }

@@ -9,7 +9,7 @@ use moeflux::Passage;
 
 use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, Totals, describe, open_conversation};
 use crate::commands::chat::chat;
-use crate::engine_args::parse_pixels;
+use crate::engine_args::{Pictures, parse_pixels};
 use crate::model::ModelArg;
 use crate::next;
 
@@ -30,6 +30,9 @@ pub struct RunArgs {
     /// Most pixels to read a picture with: larger ones are reduced
     #[arg(long, value_name = "N", default_value_t = PICTURE_PIXELS, value_parser = parse_pixels, requires = "image")]
     image_pixels: usize,
+    /// GGUF file of what reads pictures, for GGUF models [default: mmproj*.gguf beside the model]
+    #[arg(long, value_name = "FILE", requires = "image")]
+    mmproj: Option<PathBuf>,
     #[command(flatten)]
     conversation: ConversationArgs,
 }
@@ -59,8 +62,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let screen = Screen::new();
     let pictures = args.image.iter().map(|file| read_file(file)).collect::<Result<Vec<_>>>()?;
-    let pixels = (!pictures.is_empty()).then_some(args.image_pixels);
-    let mut model = args.conversation.open_text(&args.model.path()?, pixels)?;
+    let (pixels, mmproj) = (args.image_pixels, args.mmproj.clone());
+    let reading = (!pictures.is_empty()).then_some(Pictures { pixels, mmproj });
+    let mut model = args.conversation.open_text(&args.model.path_with(reading.is_some())?, reading)?;
     describe(&model, &screen);
     // Checked before the first question rather than after it.
     let settings = Settings::new(&args.conversation, &model)?;

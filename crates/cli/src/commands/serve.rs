@@ -15,7 +15,7 @@ use moeflux::{AdapterSource, SchedulerOptions};
 use moeflux_server::{KvEvents, Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::engine_args::{EngineArgs, Sharing, parse_pixels};
+use crate::engine_args::{EngineArgs, Pictures, Sharing, parse_pixels};
 use crate::kv_events_args::KvEventsArgs;
 use crate::listen_args::ListenArgs;
 use crate::log::{Log, LogFormat, LogLevel};
@@ -120,6 +120,9 @@ pub struct ServeArgs {
     /// [default: pictures are refused]
     #[arg(long, value_name = "N", value_parser = parse_pixels, help_heading = "Serving")]
     image_pixels: Option<usize>,
+    /// GGUF file of what reads pictures, for GGUF models [default: mmproj*.gguf beside the model]
+    #[arg(long, value_name = "FILE", requires = "image_pixels", help_heading = "Serving")]
+    mmproj: Option<PathBuf>,
     #[command(flatten)]
     kv_events: KvEventsArgs,
     #[command(flatten)]
@@ -147,7 +150,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
     }
     let tls = args.listen.tls()?;
-    let mut found = served::find(&args.model)?;
+    let mut found = served::find(&args.model, args.image_pixels.is_some())?;
     let options = args.options(api_keys);
     let serving = match &mut found[..] {
         [one] => {
@@ -216,6 +219,7 @@ impl ServeArgs {
             ("--name", self.name.is_some()),
             ("--mirror", !self.engine.mirror.is_empty()),
             ("--lora", !self.lora.is_empty()),
+            ("--mmproj", self.mmproj.is_some()),
             ("--kv-events", self.kv_events.options().is_some()),
         ] {
             if is_given {
@@ -250,8 +254,9 @@ impl ServeArgs {
     }
 
     fn sharing(&self, reserved: u64) -> Sharing {
-        let (sequences, kv_tokens, picture_pixels) = (self.sequences, self.kv_tokens, self.image_pixels);
-        Sharing { sequences, kv_tokens, reserved, picture_pixels }
+        let (sequences, kv_tokens) = (self.sequences, self.kv_tokens);
+        let pictures = self.image_pixels.map(|pixels| Pictures { pixels, mmproj: self.mmproj.clone() });
+        Sharing { sequences, kv_tokens, reserved, pictures }
     }
 
     fn scheduling(&self) -> SchedulerOptions {

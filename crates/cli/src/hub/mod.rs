@@ -27,8 +27,9 @@ pub use settings::Settings;
 use cache::RepoCache;
 use transfer::Transfer;
 
-/// Where the checkpoint that `id` names is in the cache, after downloading what was not there.
-pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
+/// Where the checkpoint that `id` names is in the cache, after downloading what was not there; with a GGUF file also what
+/// reads `pictures`, if wanted and there.
+pub fn pull(id: &HubId, settings: &Settings, pictures: bool) -> Result<PathBuf> {
     let cache = RepoCache::new(settings, id);
     if settings.offline {
         let cached = cache.find(id)?;
@@ -49,16 +50,18 @@ pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
         Err(error) => return Err(error.into()),
     };
     let selection = listing.select(id)?;
-    let missing: Vec<_> = selection.files.iter().filter(|file| !cache.has(file)).collect();
+    let projector = selection.projector.iter().filter(|_| pictures);
+    let files = || selection.files.iter().chain(projector.clone());
+    let missing: Vec<_> = files().filter(|file| !cache.has(file)).collect();
     let bytes = missing.iter().map(|file| file.size - cache.partial(file)).sum();
     if let Some(free) = cache.free_space()?.filter(|free| *free < bytes) {
         let folder = cache.folder().display();
         bail!("{id} needs {} more on disk, and {folder} has {} free", size(bytes), size(free));
     }
     transfer.fetch(id, &listing.commit, &missing, &cache)?;
-    for file in &selection.files {
+    for file in files() {
         cache.link(&listing.commit, file)?;
     }
     cache.set_revision(id.revision(), &listing.commit)?;
-    Ok(cache.snapshot(&listing.commit).join(selection.opens))
+    Ok(cache.snapshot(&listing.commit).join(&selection.opens))
 }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 
 use crate::adapters::AdapterSource;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Format};
 use crate::experts::{PolicyKind, Prefetch};
 use crate::io::file::ReadMode;
 use crate::io::queue::QueueKind;
+use crate::models::vision::projector;
 use crate::models::{self, Model};
 use crate::speculation::SpecType;
 use crate::{Error, Result};
@@ -64,6 +65,9 @@ pub struct Options {
     /// Most pixels that a picture is read with; larger ones are reduced. Without it the part of the model that reads pictures
     /// is not loaded.
     pub picture_pixels: Option<usize>,
+    /// The GGUF file of what reads pictures, for models that do not have that with them. By default `mmproj*.gguf` beside the
+    /// GGUF file of a model. It counts only where there are `picture_pixels`.
+    pub mmproj: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -90,6 +94,7 @@ impl Default for Options {
             draft_max: 4,
             adapters: vec![],
             picture_pixels: None,
+            mmproj: None,
         }
     }
 }
@@ -111,6 +116,11 @@ impl Options {
         if self.spec_type == SpecType::Mtp {
             return refused("spec_type", "off, ngram or auto, with pictures", self.spec_type.to_string());
         }
-        models::record_with_vision(checkpoint, self.context)
+        let projector = match &self.mmproj {
+            None if checkpoint.format() == Format::Gguf => projector::beside(checkpoint.path())?,
+            named => named.clone(),
+        };
+        let projector = projector.map(|path| Checkpoint::open(&path)).transpose()?.map(Arc::new);
+        models::record_with_vision(checkpoint, projector, self.context)
     }
 }

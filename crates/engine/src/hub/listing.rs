@@ -5,12 +5,15 @@ use std::path::Path;
 
 use super::id::HubId;
 use crate::error::size;
+use crate::models::vision::projector::{self, is_projector};
 use crate::{Error, Result};
 
 /// Files of a safetensors model besides its weights, as far as a repository has them.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 13] = [
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tiktoken.model",
@@ -47,6 +50,8 @@ pub struct Listing {
 pub struct Selection {
     /// What is needed.
     pub files: Vec<RemoteFile>,
+    /// What reads pictures with a GGUF file, if the repository has that.
+    pub projector: Option<RemoteFile>,
     /// What is opened, within the snapshot: a GGUF file, or nothing for the snapshot itself.
     pub opens: String,
 }
@@ -112,7 +117,7 @@ impl Listing {
             ([], Some(choice)) => refuse(id.repo.clone(), format!("has no {choice}; it has:{}", choices())),
             ([set], _) => {
                 let files: Vec<RemoteFile> = set.iter().map(|file| (*file).clone()).collect();
-                Ok(Selection { opens: files[0].path.clone(), files })
+                Ok(Selection { opens: files[0].path.clone(), files, projector: self.projector() })
             }
             _ => refuse(id.to_string(), format!("has several models; name one:{}", choices())),
         }
@@ -122,7 +127,7 @@ impl Listing {
     pub fn models(&self) -> Vec<(Option<String>, Selection)> {
         let of_set = |(name, set): (String, Vec<&RemoteFile>)| {
             let files: Vec<RemoteFile> = set.into_iter().cloned().collect();
-            (Some(name), Selection { opens: files[0].path.clone(), files })
+            (Some(name), Selection { opens: files[0].path.clone(), files, projector: self.projector() })
         };
         let mut models: Vec<_> = self.gguf_sets().into_iter().map(of_set).collect();
         if self.files.iter().any(is_weights) {
@@ -138,7 +143,7 @@ impl Listing {
             let Some(stem) = file.path.strip_suffix(".gguf") else { continue };
             // Projectors of images and calibration data are no models.
             let lower = stem.to_lowercase();
-            if !lower.contains("mmproj") && !lower.contains("imatrix") {
+            if !is_projector(&file.path) && !lower.contains("imatrix") {
                 let name = part(stem).map_or(file.path.clone(), |(name, _)| format!("{name}.gguf"));
                 sets.entry(name).or_default().push(file);
             }
@@ -147,9 +152,17 @@ impl Listing {
         sets
     }
 
+    /// The projector at the top of the repository.
+    fn projector(&self) -> Option<RemoteFile> {
+        let names = self.files.iter().map(|file| file.path.as_str());
+        let name = projector::preferred(names.filter(|path| !path.contains('/') && is_projector(path)))?;
+        self.files.iter().find(|file| file.path == name).cloned()
+    }
+
     fn safetensors(&self) -> Selection {
         let wanted = |file: &&RemoteFile| is_weights(file) || COMPANIONS.contains(&file.path.as_str());
-        Selection { files: self.files.iter().filter(wanted).cloned().collect(), opens: String::new() }
+        let files = self.files.iter().filter(wanted).cloned().collect();
+        Selection { files, projector: None, opens: String::new() }
     }
 }
 
@@ -214,6 +227,24 @@ mod tests {
         check(&split, "a/b:m-Q8_0.gguf", &["m-Q8_0.gguf"]);
         let folder = ["config.json", "m-1.safetensors", "m-2.safetensors", "x/y.safetensors", "a.png"];
         check(&folder, "a/b", &folder[..3]);
+    }
+
+    #[test]
+    fn a_projector_comes_with_gguf_files() {
+        let check = |files: &[&str], expected: Option<&str>| {
+            let file =
+                |path: &&str| RemoteFile { path: (*path).to_owned(), size: 1, checksum: "0".repeat(40) };
+            let listing = Listing { commit: "0".repeat(40), files: files.iter().map(file).collect() };
+            let selected = listing.select(&HubId::parse("a/b").unwrap()).unwrap();
+            assert_eq!(selected.projector.map(|file| file.path).as_deref(), expected, "{files:?}");
+        };
+        check(
+            &["m.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"],
+            Some("mmproj-BF16.gguf"),
+        );
+        check(&["m.gguf", "m.mmproj-Q8_0.gguf", "other/mmproj-BF16.gguf"], Some("m.mmproj-Q8_0.gguf"));
+        check(&["m.gguf", "m-imatrix.gguf"], None);
+        check(&["config.json", "m.safetensors", "mmproj-F16.gguf"], None);
     }
 
     #[test]

@@ -61,7 +61,7 @@ mod recorder;
 mod rope;
 mod solar_open;
 mod step3p7;
-mod vision;
+pub(crate) mod vision;
 
 use std::sync::Arc;
 
@@ -223,16 +223,21 @@ pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Resu
 /// # Errors
 /// As [`record`].
 pub fn record_with_draft(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    let wanted = Wanted { positions, draft: true, pictures: false };
+    let wanted = Wanted { positions, draft: true, pictures: None };
     record_with(&checkpoint, None, wanted).map(|(model, _)| model)
 }
 
-/// As [`record_for`], with the encoder that reads pictures.
+/// As [`record_for`], with the encoder that reads pictures: the checkpoint's own, or that of `projector`, a GGUF file
+/// (`mmproj`).
 ///
 /// # Errors
-/// As [`record`]; [`Error::Vision`] if the checkpoint has none that can be used.
-pub fn record_with_vision(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    let wanted = Wanted { positions, draft: false, pictures: true };
+/// As [`record`]; [`Error::Vision`] if there is none that can be used.
+pub fn record_with_vision(
+    checkpoint: Arc<Checkpoint>,
+    projector: Option<Arc<Checkpoint>>,
+    positions: Option<usize>,
+) -> Result<Model> {
+    let wanted = Wanted { positions, draft: false, pictures: Some(projector.as_ref()) };
     record_with(&checkpoint, None, wanted).map(|(model, _)| model)
 }
 
@@ -251,19 +256,19 @@ pub(crate) fn outline(
 
 /// What of a checkpoint is recorded.
 #[derive(Debug, Clone, Copy, Default)]
-struct Wanted {
+struct Wanted<'a> {
     /// The positions of a sequence, if that is known.
     positions: Option<usize>,
     /// What drafts tokens.
     draft: bool,
-    /// What reads pictures.
-    pictures: bool,
+    /// What reads pictures, with a projector if that is not the checkpoint's own.
+    pictures: Option<Option<&'a Arc<Checkpoint>>>,
 }
 
 fn record_with(
     checkpoint: &Arc<Checkpoint>,
     outline: Option<Outline>,
-    Wanted { positions, draft, pictures }: Wanted,
+    Wanted { positions, draft, pictures }: Wanted<'_>,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let name = architecture(checkpoint)?;
     let names = |f: &Family| match checkpoint.format() {
@@ -290,7 +295,7 @@ fn record_with(
     if draft {
         recorder.want_draft();
     }
-    let vision = if pictures { Some(vision::record(checkpoint)?) } else { None };
+    let vision = pictures.map(|projector| vision::record(checkpoint, &name, projector)).transpose()?;
     if let Some(vision) = &vision {
         recorder.want_picture_levels(vision.form.levels);
     }

@@ -122,6 +122,7 @@ const GGUF_KEYS: NameMap = &[
     ("sliding_window", "attention.sliding_window"),
     ("rope_theta", "rope.freq_base"),
     ("rotary_dim", "rope.dimension_count"),
+    ("mrope_section", "rope.dimension_sections"),
     ("rope_type", "rope.scaling.type"),
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),

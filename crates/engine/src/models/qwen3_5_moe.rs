@@ -1,7 +1,8 @@
 //! Qwen3.5 and Qwen3.6 MoE (35B-A3B to 397B-A17B), and the text part of their multimodal checkpoints. As Qwen3-Next
 //! with separate projections of linear attention; expert weights are always normalised.
 //!
-//! Multimodal rotary embedding gives text the positions of plain rotary embedding.
+//! Multimodal rotary embedding is that of Qwen3-VL, over the channels that rotate. The tower that reads pictures is in
+//! [`super::vision`].
 //!
 //! Source: transformers `modeling_qwen3_5_moe.py`; GGUF architecture `qwen35moe`, whose converter puts value heads in
 //! tiled order: head h uses key head h mod key_heads.
@@ -37,5 +38,13 @@ const DEFAULTS: &KeyDefaults = &[
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
-    hybrid::decoder(config, r, &Hybrid { gguf_pairing: HeadPairing::Tiled, renormalize: true })
+    hybrid::decoder(
+        config,
+        r,
+        &Hybrid {
+            gguf_pairing: HeadPairing::Tiled,
+            renormalize: true,
+            mrope_section: Some([11.0, 11.0, 10.0]),
+        },
+    )
 }

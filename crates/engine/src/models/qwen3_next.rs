@@ -35,5 +35,9 @@ const DEFAULTS: &KeyDefaults = &[
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let renormalize = config.flag("norm_topk_prob", true)?;
-    hybrid::decoder(config, r, &Hybrid { gguf_pairing: HeadPairing::Grouped, renormalize })
+    hybrid::decoder(
+        config,
+        r,
+        &Hybrid { gguf_pairing: HeadPairing::Grouped, renormalize, mrope_section: None },
+    )
 }

@@ -57,7 +57,7 @@ pub(super) fn decoder(
     declare: Declare,
 ) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;
-    let axes = rope::interleaved_axes(config, d.head_dim / 2)?;
+    let axes = rope::interleaved_axes(config, d.head_dim / 2, [24.0, 20.0, 20.0])?;
     let rope = blocks::rotation_of_axes(r, config, (d.head_dim, axes), RopeStyle::HalfSplit, theta)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, None)?;

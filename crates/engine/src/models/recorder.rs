@@ -375,14 +375,14 @@ impl Recorder {
         Ok(weight)
     }
 
-    /// A matrix of `rows` rows and `cols` columns whose columns may be stored in several dimensions, as kernels of
-    /// convolutions are.
+    /// A matrix of `rows` rows and `cols` columns, `module.part`, whose columns may be stored in several dimensions, as kernels
+    /// of convolutions are.
     ///
     /// # Errors
     /// As [`Recorder::matrix`].
-    pub fn kernel(&mut self, module: &str, rows: usize, cols: usize) -> Result<WeightId> {
-        let stored = self.find(module, "weight", &[rows, cols], Need::Required)?;
-        let mut stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
+    pub fn kernel(&mut self, module: &str, part: &str, rows: usize, cols: usize) -> Result<WeightId> {
+        let stored = self.find(module, part, &[rows, cols], Need::Required)?;
+        let mut stored = stored.ok_or_else(|| self.missing(module, part))?;
         let fits = stored.shape.first() == Some(&rows) && stored.shape[1..].iter().product::<usize>() == cols;
         if !fits || stored.planes.len() != 1 {
             let expected = format!("plain values, {rows} by {cols}");

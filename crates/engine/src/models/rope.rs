@@ -40,13 +40,13 @@ pub fn plain(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f6
 }
 
 /// The axis of each of `pairs` pairs of channels where time, row and column take turns, as many pairs of row and of column as
-/// `mrope_section` says; the others are of time.
+/// `mrope_section` says, or `default`; the others are of time.
 ///
 /// # Errors
 /// [`crate::Error::Config`] if there are not three numbers of pairs.
-pub fn interleaved_axes(config: &Config<'_>, pairs: usize) -> Result<Vec<u8>> {
+pub fn interleaved_axes(config: &Config<'_>, pairs: usize, default: [f64; 3]) -> Result<Vec<u8>> {
     let key = "mrope_section";
-    let sections = config.numbers(key)?.unwrap_or_else(|| vec![24.0, 20.0, 20.0]);
+    let sections = config.numbers(key)?.unwrap_or_else(|| default.to_vec());
     let whole = |n: &f64| *n >= 0.0 && n.fract() == 0.0 && *n <= 65536.0;
     if sections.len() < 3 || !sections.iter().all(whole) {
         return Err(config.unsupported(key, "three numbers of pairs"));

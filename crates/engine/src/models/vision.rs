@@ -4,8 +4,11 @@
 //! text model, together with what its first layers add at those tokens. How pixels become patches is said by a
 //! [`PictureForm`], from the checkpoint's configuration and that of its image processor.
 
+mod clip;
 mod config;
+pub(crate) mod projector;
 mod qwen3_vl;
+mod qwen3_vl_config;
 
 use std::sync::Arc;
 
@@ -57,34 +60,58 @@ pub struct PictureForm {
     pub hidden_size: usize,
 }
 
-/// Records the tower of a model type.
-type Record = fn(&Arc<Checkpoint>, &Section) -> Result<Vision>;
+/// A kind of model that reads pictures.
+#[derive(Debug)]
+struct Kind {
+    /// `model_type` of the whole model.
+    model_type: &'static str,
+    /// `general.architecture` of its text model.
+    gguf_architecture: &'static str,
+    /// Layers whose output goes to the text model, where a configuration does not say; `None` if none may.
+    deepstack: Option<&'static [usize]>,
+    /// The token that stands for a picture, where a configuration does not say.
+    placeholder: usize,
+}
 
-/// Towers by the `model_type` of the whole model.
-const TOWERS: &[(&str, Record)] = &[("qwen3_vl_moe", qwen3_vl::record)];
+const KINDS: &[Kind] = &[
+    Kind {
+        model_type: "qwen3_vl_moe",
+        gguf_architecture: "qwen3vlmoe",
+        deepstack: Some(&[8, 16, 24]),
+        placeholder: 151_655,
+    },
+    Kind { model_type: "qwen3_5_moe", gguf_architecture: "qwen35moe", deepstack: None, placeholder: 248_056 },
+];
 
-/// Records what reads pictures.
+/// Records what reads pictures: the part of `checkpoint` that does, or the projector in place of it.
 ///
 /// # Errors
 /// [`Error::Vision`] if there is nothing that can be used; [`Error::Config`], [`Error::MissingTensor`] and
 /// [`Error::Tensor`] if it is not whole.
-pub(super) fn record(checkpoint: &Arc<Checkpoint>) -> Result<Vision> {
+pub(super) fn record(
+    checkpoint: &Arc<Checkpoint>,
+    model_type: &str,
+    projector: Option<&Arc<Checkpoint>>,
+) -> Result<Vision> {
     let refused = |reason: String| Error::Vision { path: checkpoint.path().into(), reason };
-    if checkpoint.format() != Format::HuggingFace {
-        let reason =
-            "pictures are read with safetensors folders in Hugging Face's layout, not with this format";
-        return Err(refused(reason.into()));
-    }
-    let config = Section::of_checkpoint(checkpoint);
-    let model_type = config.word("model_type")?.unwrap_or_default();
-    let Some((_, record)) = TOWERS.iter().find(|(name, _)| *name == model_type) else {
-        let known: Vec<&str> = TOWERS.iter().map(|(name, _)| *name).collect();
-        return Err(refused(format!(
-            "models of type {model_type:?} read no pictures; {} do",
-            known.join(", ")
-        )));
+    let gguf = checkpoint.format() == Format::Gguf;
+    let name = |kind: &Kind| if gguf { kind.gguf_architecture } else { kind.model_type };
+    let Some(kind) = KINDS.iter().find(|kind| name(kind) == model_type) else {
+        let known: Vec<&str> = KINDS.iter().map(name).collect();
+        let known = known.join(", ");
+        return Err(refused(format!("models of type {model_type:?} read no pictures; {known} do")));
     };
-    record(checkpoint, &config)
+    if let Some(projector) = projector {
+        return qwen3_vl::record(projector, clip::describe(checkpoint, projector, kind)?);
+    }
+    match checkpoint.format() {
+        Format::HuggingFace => {
+            let config = Section::of_checkpoint(checkpoint);
+            qwen3_vl::record(checkpoint, qwen3_vl_config::describe(checkpoint, &config, kind)?)
+        }
+        Format::Gguf => Err(refused("no projector (mmproj*.gguf) is beside it, and none was named".into())),
+        Format::Mlx => Err(refused("the encoder of an MLX folder cannot be read".into())),
+    }
 }
 
 impl Vision {
@@ -94,9 +121,13 @@ impl Vision {
         if width == self.form.hidden_size {
             return Ok(());
         }
+        let key = match self.encoder.checkpoint.format() {
+            Format::Gguf => clip::PROJECTION_DIM,
+            _ => "vision_config.out_hidden_size",
+        };
         Err(Error::Config {
-            path: model.checkpoint.config_path(),
-            key: "vision_config.out_hidden_size".into(),
+            path: self.encoder.checkpoint.config_path(),
+            key: key.into(),
             expected: format!("the text model's {width}"),
             got: self.form.hidden_size.to_string(),
         })

@@ -1,4 +1,4 @@
-//! Pictures in prompts: a tiny random vision model against transformers' float32, from files of pictures to logits.
+//! Pictures in prompts: tiny random vision models against transformers' float32, from files of pictures to logits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,18 +15,28 @@ use crate::support::{Fixture, Golden, bits, f32_options};
 /// Largest difference of a logit relative to the largest one: two ways of summing in f32, through tower and text model.
 const RELATIVE_ERROR: f32 = 3e-5;
 
+/// The same where matrices of the tower are in Q8_0.
+const Q8_0_ERROR: f32 = 2e-2;
+
 /// The pictures, as the golden shows them.
 const PICTURES: [&str; 3] = ["kept.png", "small.png", "large.png"];
 
-/// The golden has the logits of every fourth token.
-const STEP: usize = 4;
+/// The golden has the logits of every eighth token.
+const STEP: usize = 8;
+
+/// Folders of models.
+const FAMILIES: [&str; 2] = ["qwen3_vl_moe", "qwen3_5_moe"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures").join(name)
+}
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures/qwen3_vl_moe")
+    fixture(FAMILIES[0])
 }
 
 fn bytes(name: &str) -> Vec<u8> {
-    std::fs::read(folder().join(name)).unwrap()
+    std::fs::read(fixture(name)).unwrap()
 }
 
 fn options() -> Options {
@@ -34,7 +44,11 @@ fn options() -> Options {
 }
 
 fn open(backend: &dyn Backend, options: &Options) -> Engine {
-    Engine::open(&folder(), backend, options, |_, _| ()).unwrap()
+    open_family(FAMILIES[0], backend, options)
+}
+
+fn open_family(family: &str, backend: &dyn Backend, options: &Options) -> Engine {
+    Engine::open(&fixture(family), backend, options, |_, _| ()).unwrap()
 }
 
 fn cpu() -> CpuBackend {
@@ -56,7 +70,11 @@ fn placed(golden: &Golden, pictures: &[Arc<Picture>]) -> Vec<u32> {
 }
 
 fn golden() -> Golden {
-    Golden::read(&folder().join("golden.safetensors"))
+    golden_of(FAMILIES[0])
+}
+
+fn golden_of(family: &str) -> Golden {
+    Golden::read(&fixture(family).join("golden.safetensors"))
 }
 
 /// Of logits of all tokens, at those that the golden has.
@@ -77,40 +95,137 @@ fn logits(engine: &mut Engine, tokens: &[u32], count: usize) -> Vec<f32> {
 
 #[test]
 fn logits_with_pictures_are_those_of_transformers() {
-    let golden = golden();
-    let check = |backend: &dyn Backend| {
-        let mut engine = open(backend, &options());
+    let check = |family: &str, backend: &dyn Backend| {
+        let golden = golden_of(family);
+        let mut engine = open_family(family, backend, &options());
         let pictures = read(&mut engine);
         let tokens = placed(&golden, &pictures);
         let whole = logits(&mut engine, &tokens, tokens.len());
         let error = relative_error(&whole, &golden);
-        println!("{}: relative error {error:.1e}", backend.describe());
-        assert!(error < RELATIVE_ERROR, "{}: relative error {error:.1e}", backend.describe());
+        println!("{family}, {}: relative error {error:.1e}", backend.describe());
+        assert!(error < RELATIVE_ERROR, "{family}, {}: relative error {error:.1e}", backend.describe());
         // Whatever batch a token of a picture comes in.
         if backend.batch_invariant() {
             for count in [1, 7, 64] {
-                assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "by {count}");
+                assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "{family} by {count}");
             }
         }
     };
-    check(&Reference);
-    for level in SimdLevel::available() {
-        check(&CpuBackend::new(2, Some(level)).unwrap());
+    for family in FAMILIES {
+        check(family, &Reference);
+        for level in SimdLevel::available() {
+            check(family, &CpuBackend::new(2, Some(level)).unwrap());
+        }
     }
 }
 
 #[test]
 fn streamed_experts_make_no_difference() {
-    let golden = golden();
-    let mut engine = open(&cpu(), &options());
-    let pictures = read(&mut engine);
-    let tokens = placed(&golden, &pictures);
-    let resident = logits(&mut engine, &tokens, tokens.len());
-    let mut engine = open(&cpu(), &Options { expert_cache: Some(8), ..options() });
-    let pictures = read(&mut engine);
-    assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
-    assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident));
-    assert!(engine.take_stats().cache.misses > 0);
+    for family in FAMILIES {
+        let golden = golden_of(family);
+        let mut engine = open_family(family, &cpu(), &options());
+        let pictures = read(&mut engine);
+        let tokens = placed(&golden, &pictures);
+        let resident = logits(&mut engine, &tokens, tokens.len());
+        let mut engine = open_family(family, &cpu(), &Options { expert_cache: Some(4), ..options() });
+        let pictures = read(&mut engine);
+        assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
+        assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident), "{family}");
+        assert!(engine.take_stats().cache.misses > 0);
+    }
+}
+
+/// A GGUF model with the projector that is named or, without one, beside it.
+fn gguf(mmproj: Option<&Path>) -> Result<Engine, Error> {
+    let options = Options { mmproj: mmproj.map(Path::to_owned), ..options() };
+    Engine::open(&fixture("qwen3_vl_moe_gguf").join("model.gguf"), &cpu(), &options, |_, _| ())
+}
+
+#[test]
+fn projectors_make_the_logits_of_safetensors() {
+    // Bounds of sizes are not in projectors: those of the published models, in blocks of 8 by 8.
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(folder().join(file), copy.path().join(file)).unwrap();
+    }
+    let processor = std::fs::read_to_string(folder().join("preprocessor_config.json")).unwrap();
+    let mut processor: serde_json::Value = serde_json::from_str(&processor).unwrap();
+    processor["size"] = json!({"shortest_edge": 64 * 64, "longest_edge": 16_384 * 64});
+    std::fs::write(copy.path().join("preprocessor_config.json"), processor.to_string()).unwrap();
+    let of = |engine: &mut Engine| {
+        let pictures = read(engine);
+        let tokens = [&[5, 6][..], pictures[1].tokens(), &[7], pictures[2].tokens(), &[8, 9]].concat();
+        (logits(engine, &tokens, 31), tokens)
+    };
+    let (expected, tokens) = of(&mut Engine::open(copy.path(), &cpu(), &options(), |_, _| ()).unwrap());
+    let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let error = |engine: &mut Engine| {
+        let (got, own) = of(engine);
+        assert_eq!(own, tokens, "pictures of the same size and content");
+        got.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+    };
+    // The one beside the model is in bfloat16.
+    let own = error(&mut gguf(None).unwrap());
+    println!("bf16: relative error {own:.1e}");
+    assert!(own < RELATIVE_ERROR, "bf16: relative error {own:.1e}");
+    let named = fixture("qwen3_vl_moe_gguf").join("mmproj-q8_0.gguf");
+    let q8_0 = error(&mut gguf(Some(&named)).unwrap());
+    println!("q8_0: relative error {q8_0:.1e}");
+    assert!(RELATIVE_ERROR < q8_0 && q8_0 < Q8_0_ERROR, "q8_0: relative error {q8_0:.1e}");
+    // A folder that holds a projector beside its model.
+    let by_folder = Engine::open(&fixture("qwen3_vl_moe_gguf"), &cpu(), &options(), |_, _| ()).unwrap();
+    assert!(by_folder.reads_pictures());
+}
+
+#[test]
+fn what_is_no_projector_of_the_model_is_refused() {
+    let file = |name: &str| fixture("qwen3_vl_moe_gguf").join(name);
+    let original = std::fs::read(file("mmproj-bf16.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let changed = folder.path().join("changed.gguf");
+    // A key's value, or a name, with as many bytes.
+    let refused = |from: &[u8], to: &[u8]| {
+        let at = original.windows(from.len()).position(|part| part == from).unwrap();
+        let mut bytes = original.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        std::fs::write(&changed, bytes).unwrap();
+        gguf(Some(&changed)).unwrap_err()
+    };
+    let number = |key: &[u8], value: u32| [key, &4u32.to_le_bytes(), &value.to_le_bytes()].concat();
+    let width = b"clip.vision.projection_dim";
+    let error = refused(&number(width, 24), &number(width, 32)).to_string();
+    assert!(error.contains("changed.gguf: config clip.vision.projection_dim"), "{error}");
+    let error = refused(b"qwen3vl_merger", b"qwen9vl_merger");
+    assert!(matches!(error, Error::Vision { .. }), "{error}");
+    assert!(error.to_string().contains("\"qwen9vl_merger\" cannot be read"), "{error}");
+    let merge = b"clip.vision.spatial_merge_size";
+    let error = refused(&number(merge, 2), &number(merge, 3));
+    assert!(matches!(error, Error::Tensor { .. }), "{error}");
+    let error = refused(b"v.post_ln.bias", b"v.past_ln.bias");
+    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
+    // Layers whose output goes to the text model: it takes that of two.
+    let key = b"clip.vision.is_deepstack_layers";
+    let listed = [&key[..], &9u32.to_le_bytes(), &7u32.to_le_bytes(), &3u64.to_le_bytes(), &[1]].concat();
+    let error = refused(&listed, &[&listed[..listed.len() - 1], &[0]].concat()).to_string();
+    assert!(error.contains("expected 2 layers, as the text model takes, got 1"), "{error}");
+
+    let error = gguf(Some(&file("model.gguf"))).unwrap_err().to_string();
+    assert!(
+        error.ends_with("general.architecture: expected clip, as projectors have, got qwen3vlmoe"),
+        "{error}"
+    );
+    assert!(matches!(gguf(Some(&file("none.gguf"))).unwrap_err(), Error::Io { .. }));
+    // A model alone.
+    let alone = folder.path().join("alone");
+    std::fs::create_dir(&alone).unwrap();
+    std::fs::copy(file("model.gguf"), alone.join("model.gguf")).unwrap();
+    let error = Engine::open(&alone, &cpu(), &options(), |_, _| ()).unwrap_err();
+    assert!(matches!(&error, Error::Vision { reason, .. } if reason.contains("no projector")), "{error}");
+    // One of another family.
+    let mmproj = Some(file("mmproj-bf16.gguf"));
+    let other = Engine::open(&fixture("qwen3_5_moe"), &cpu(), &Options { mmproj, ..options() }, |_, _| ());
+    let error = other.unwrap_err().to_string();
+    assert!(error.contains("expected 0 layers, as the text model takes, got 2"), "{error}");
 }
 
 #[test]

@@ -39,6 +39,9 @@ function look(data) {
   if (!$("engine").hidden) { drawHeat(); drawHistory(); }
 }
 
+// Whether the model that answers reads pictures; what is not known yet the server says.
+export const readsPictures = () => model?.reads_pictures ?? true;
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function drawHeat() {

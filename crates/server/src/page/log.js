@@ -1,6 +1,7 @@
 // The conversation as the reader sees it. It follows what is being written until the reader scrolls up.
 
 import { $, bytes, button, copy, element } from "./dom.js";
+import { shown as shownFile } from "./files.js";
 import { Draft, render } from "./markdown.js";
 
 const log = $("messages");
@@ -31,7 +32,7 @@ const ENDS = {
 // What the reader can do with a message: names of `actions`, by its role.
 export function showUser(message, actions) {
   const shown = add("user");
-  for (const file of message.files ?? []) shown.append(element("span", "file", `${file.name} · ${bytes(file.text.length)}`));
+  for (const file of message.files ?? []) shown.append(shownFile(file));
   shown.append(element("div", "text", message.text));
   shown.append(element("div", "actions",
     button("Edit", "Change this message and ask again", () => actions.edit(message)),

@@ -1,7 +1,7 @@
 // Conversations, kept in the browser: { id, title, updated, messages }. Where the browser keeps nothing they live as long
 // as the page.
 //
-// A message is { role: "user", text, files: [{ name, text }] } or { role: "assistant", text, thought, facts, end }, `end` being
+// A message is { role: "user", text, files: [{ name, text } or, of a picture, { name, url }] } or { role: "assistant", text, thought, facts, end }, `end` being
 // undefined for a whole answer, else "stopped", "cut" or "failed" with `error`.
 
 const STORE = "conversations";
@@ -65,9 +65,19 @@ export function titleOf({ title, messages }) {
   return text.length > 60 ? text.slice(0, 59) + "…" : text;
 }
 
-// As the model is told it.
-export function content({ text, files = [] }) {
-  const fenced = ({ name, text }) => {
+// As the model is told it: a text, or parts where there are pictures.
+export function content(message) {
+  const pictures = (message.files ?? []).filter(({ url }) => url);
+  const text = written(message, () => "");
+  if (!pictures.length) return text;
+  const shown = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...shown, { type: "text", text }] : shown;
+}
+
+// A message as a text, with what `picture` makes of the names of pictures.
+function written({ text, files = [] }, picture) {
+  const fenced = ({ name, text, url }) => {
+    if (url) return picture(name);
     const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map((found) => found[0].length));
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${text}\n${fence}`;
@@ -77,6 +87,6 @@ export function content({ text, files = [] }) {
 
 export function asMarkdown(conversation) {
   const names = { user: "You", assistant: "Model" };
-  const parts = conversation.messages.map((message) => `**${names[message.role]}**\n\n${content(message)}`);
+  const parts = conversation.messages.map((message) => `**${names[message.role]}**\n\n${written(message, (name) => `[${name}]`)}`);
   return `# ${titleOf(conversation)}\n\n${parts.join("\n\n---\n\n")}\n`;
 }

@@ -12,18 +12,20 @@ use serde_json::{Value, json};
 
 use crate::support::{Running, start};
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures/pictures/qwen3_vl_moe")
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures/pictures").join(name)
 }
 
 fn base64(name: &str) -> String {
-    STANDARD.encode(std::fs::read(folder().join(name)).unwrap())
+    STANDARD.encode(std::fs::read(fixture(name)).unwrap())
 }
 
 /// A server of a tiny random model that reads pictures.
 fn seeing() -> Running {
     let options = Options { sequences: 2, picture_pixels: Some(1 << 16), ..Options::default() };
-    let model = TextModel::open(&folder(), &CpuBackend::new(2, None).unwrap(), &options, |_, _| ()).unwrap();
+    let model =
+        TextModel::open(&fixture("qwen3_vl_moe"), &CpuBackend::new(2, None).unwrap(), &options, |_, _| ())
+            .unwrap();
     let scheduler = Arc::new(Scheduler::start(model, SchedulerOptions::default()).unwrap());
     let served = moeflux_server::Server::new(scheduler, ServerOptions::default());
     Running::start(served, Limits::default())

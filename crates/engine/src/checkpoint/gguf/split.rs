@@ -11,6 +11,7 @@ use crate::{
     Error, Result,
     checkpoint::{io_error, weight::TensorEntry},
     io::file::CheckpointFile,
+    models::vision::projector::is_projector,
 };
 
 const SPLIT_COUNT: &str = "split.count";
@@ -81,15 +82,15 @@ pub(crate) fn open(path: &Path) -> Result<GgufFiles> {
     Ok(GgufFiles { files, metadata, entries })
 }
 
-/// One file of every GGUF model in the folder, leaving out vision projectors (`mmproj*`).
+/// One file of every GGUF model in the folder, leaving out projectors of pictures.
 pub(crate) fn models_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut single = BTreeSet::new();
     let mut split = BTreeMap::new();
     for item in std::fs::read_dir(folder).map_err(io_error("list", folder))? {
         let path = item.map_err(io_error("list", folder))?.path();
         let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-        let is_projector = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"mmproj"));
-        if !is_gguf || is_projector {
+        let name = path.file_name().unwrap_or_default();
+        if !is_gguf || is_projector(&name.to_string_lossy()) {
             continue;
         }
         match ShardName::parse(&path) {

@@ -17,6 +17,7 @@ use crate::models::blocks;
 use crate::models::config::Config;
 use crate::models::names::{DraftNames, GgufOrder, NameMap, Names};
 use crate::models::recorder::{ExpertNames, Form, Recorder};
+use crate::models::rope;
 
 /// Modules and tensors of GGUF files.
 pub const GGUF_TENSORS: NameMap = &[
@@ -226,6 +227,9 @@ pub struct Hybrid {
     pub gguf_pairing: HeadPairing,
     /// Whether the chosen experts' weights are divided by their sum.
     pub renormalize: bool,
+    /// Pairs of channels that rotate by time, row and column in turn, where the configuration does not say; `None` for families
+    /// whose tokens have one position.
+    pub mrope_section: Option<[f64; 3]>,
 }
 
 /// For each layer whether its attention is linear.
@@ -271,7 +275,11 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
         r.norms_are(Form::F32PlusOne);
     }
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.25)?;
-    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+    let axes = match family.mrope_section {
+        Some(default) => rope::interleaved_axes(config, rotary_dim / 2, default)?,
+        None => vec![],
+    };
+    let rope = blocks::rotation_of_axes(r, config, (rotary_dim, axes), RopeStyle::HalfSplit, 1e4)?;
     let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
     let linear = Linear::new(config, pairing, OutputGate::Silu)?;
     let scale = (d.head_dim as f32).sqrt().recip();

@@ -1,17 +1,20 @@
 //! The tower of Qwen3-VL: patches of two frames, learned position embeddings resampled to the picture's grid, rotary
 //! embedding by row and column, attention of all patches to all, and blocks of patches merged into tokens; the output of
-//! a few layers goes to the text model's first layers (DeepStack, Meng et al. 2024).
+//! a few layers goes to the text model's first layers (DeepStack, Meng et al. 2024). That of Qwen3.5 is the same without
+//! DeepStack.
 //!
-//! Source: transformers `modeling_qwen3_vl_moe.py`, `image_processing_qwen2_vl.py`.
+//! GGUF projectors (`qwen3vl_merger`) have a kernel for each of the two frames. A picture stands still: its patches are the
+//! same in both.
+//!
+//! Source: transformers `modeling_qwen3_vl_moe.py`, `modeling_qwen3_5_moe.py`; llama.cpp `conversion/qwen3vl.py`.
 
 use std::sync::Arc;
 
 use moeflux_compute::graph::{Gelu, Precision, Rope, RopeStyle, Value, WeightId};
 
-use super::config::Section;
 use super::{PictureForm, Vision};
 use crate::Result;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Format};
 use crate::models::names::Names;
 use crate::models::recorder::Recorder;
 
@@ -19,169 +22,127 @@ use crate::models::recorder::Recorder;
 const NAMES: Names =
     Names { prefixes: &["model.visual.", "visual."], top: &["patch_embed.proj"], ..Names::COMMON };
 
-/// Epsilon of all norms.
-const EPS: f32 = 1e-6;
-
-/// Sizes of the tower.
-struct Tower {
-    hidden: usize,
-    heads: usize,
-    intermediate: usize,
-    depth: usize,
-    /// Patches of a block.
-    block: usize,
-    out: usize,
-    gelu: Gelu,
-    rope: usize,
+/// What a file says of a tower.
+pub(super) struct Described {
+    pub form: PictureForm,
+    pub hidden: usize,
+    pub heads: usize,
+    pub intermediate: usize,
+    pub depth: usize,
+    pub gelu: Gelu,
+    /// Base of the rotation.
+    pub theta: f64,
+    /// Epsilon of all norms.
+    pub eps: f32,
     /// Layers whose output goes to the text model.
-    deepstack: Vec<usize>,
+    pub deepstack: Vec<usize>,
 }
 
-/// Records the tower of a checkpoint.
+/// A tower that is recorded.
+struct Tower {
+    own: Described,
+    /// Where its rotation is.
+    rope: usize,
+    gguf: bool,
+}
+
+/// Records the tower that a checkpoint, which may be a projector, is described to have.
 ///
 /// # Errors
-/// If configuration or weights are missing or do not fit.
-pub(super) fn record(checkpoint: &Arc<Checkpoint>, config: &Section) -> Result<Vision> {
-    let own = config.within("vision_config")?;
-    let form = form(checkpoint, config, &own)?;
+/// If weights are missing or do not fit.
+pub(super) fn record(checkpoint: &Arc<Checkpoint>, own: Described) -> Result<Vision> {
     let mut r = Recorder::new(Arc::clone(checkpoint), &NAMES, None);
-    let tower = tower(&mut r, &own, &form)?;
-    let hidden = tower.hidden;
+    let rope = r.graph.rotation(rotation(&own));
+    let tower = Tower { own, rope, gguf: checkpoint.format() == Format::Gguf };
+    let Described { hidden, depth, form, deepstack, .. } = &tower.own;
 
     r.graph.scope("patch_embed");
     let rows = r.graph.input_rows(form.patch_width() + hidden);
     let patches = r.graph.slice(rows, 1, 0, form.patch_width())?;
-    let place = r.graph.slice(rows, 1, form.patch_width(), hidden)?;
-    let kernel = r.kernel("model.patch_embed.proj", hidden, form.patch_width())?;
-    let bias = r.vector("model.patch_embed.proj", "bias", hidden)?;
-    let x = r.graph.linear(patches, kernel, Some(bias), Precision::Fast)?;
-    let positions = r.matrix("model.pos_embed", Some(form.grid_side * form.grid_side), hidden)?;
-    let mut x = r.graph.add(x, place)?;
+    let place = r.graph.slice(rows, 1, form.patch_width(), *hidden)?;
+    let module = tower.top("patch_embed.proj");
+    let kernel = r.kernel(&module, "weight", *hidden, form.patch_width())?;
+    let bias = r.vector(&module, "bias", *hidden)?;
+    let mut x = r.graph.linear(patches, kernel, Some(bias), Precision::Fast)?;
+    if tower.gguf {
+        let kernel = r.kernel(&module, "weight.1", *hidden, form.patch_width())?;
+        let second = r.graph.linear(patches, kernel, None, Precision::Fast)?;
+        x = r.graph.add(x, second)?;
+    }
+    let positions = r.matrix(&tower.top("pos_embed"), Some(form.grid_side * form.grid_side), *hidden)?;
+    x = r.graph.add(x, place)?;
     let mut levels = vec![];
-    for layer in 0..tower.depth {
+    for layer in 0..*depth {
         x = block(&mut r, &tower, layer, x)?;
-        if let Some(index) = tower.deepstack.iter().position(|own| *own == layer) {
+        if let Some(index) = deepstack.iter().position(|own| *own == layer) {
             r.graph.scope(format!("deepstack.{index}"));
             let blocks = blocks(&mut r, &tower, x);
-            let module = format!("model.deepstack_merger_list.{index}");
-            let h = layer_norm(&mut r, blocks, &format!("{module}.norm"))?;
-            levels.push(merge(&mut r, &tower, h, &module)?);
+            let module = |name: &str| tower.deepstack(index, layer, name);
+            let h = layer_norm(&mut r, &tower, blocks, &module("norm"))?;
+            levels.push(merge(&mut r, &tower, h, module)?);
         }
     }
     r.graph.scope("merger");
-    let h = layer_norm(&mut r, x, "model.merger.norm")?;
+    let h = layer_norm(&mut r, &tower, x, &tower.top("merger.norm"))?;
     let h = blocks(&mut r, &tower, h);
-    let mut out = merge(&mut r, &tower, h, "model.merger")?;
+    let mut out = merge(&mut r, &tower, h, |name| tower.top(&format!("merger.{name}")))?;
     for level in levels {
         out = r.graph.join(out, level);
     }
     let (encoder, _) = r.finish(out, 0)?;
-    Ok(Vision { encoder, form, positions })
+    Ok(Vision { encoder, form: tower.own.form, positions })
 }
 
-fn tower(r: &mut Recorder, own: &Section, form: &PictureForm) -> Result<Tower> {
-    let (hidden, heads) = (own.size("hidden_size")?, own.size("num_heads")?);
-    let (depth, merge) = (own.size("depth")?, form.merge_size);
-    if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
-        return Err(
-            own.unsupported("num_heads", &format!("heads of a multiple of 4 of the {hidden} channels"))
-        );
-    }
-    let gelu = match own.word("hidden_act")?.as_deref() {
-        None | Some("gelu_pytorch_tanh") => Gelu::Tanh,
-        Some("gelu") => Gelu::Erf,
-        Some(_) => return Err(own.unsupported("hidden_act", "gelu_pytorch_tanh or gelu")),
-    };
-    let deepstack = deepstack(own)?;
-    if let Some(layer) = deepstack.iter().find(|layer| **layer >= depth) {
-        let expected = format!("layers below {depth}, not {layer}");
-        return Err(own.unsupported("deepstack_visual_indexes", &expected));
-    }
-    let rope = own.within_or_empty("rope_parameters")?;
-    if rope.word("rope_type")?.is_some_and(|kind| kind != "axial" && kind != "default") {
-        return Err(rope.unsupported("rope_type", "axial"));
-    }
-    let theta = rope.number("rope_theta")?.unwrap_or(10_000.0);
-    if theta <= 1.0 {
-        return Err(rope.unsupported("rope_theta", "a number above 1"));
-    }
-    // A quarter of a head's channels by row, the next by column; the other half are their partners.
-    let quarter = hidden / heads / 4;
-    let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / (2 * quarter) as f32);
+/// A quarter of a head's channels by row, the next by column; the other half are their partners.
+fn rotation(own: &Described) -> Rope {
+    let quarter = own.hidden / own.heads / 4;
+    let frequency = |i: usize| 1.0 / (own.theta as f32).powf((2 * i) as f32 / (2 * quarter) as f32);
     let inv_freq = (0..2 * quarter).map(|i| frequency(i % quarter)).collect();
     let axes = (0..2 * quarter).map(|i| if i < quarter { 1 } else { 2 }).collect();
-    let rope = r.graph.rotation(Rope { style: RopeStyle::HalfSplit, inv_freq, magnitude: 1.0, axes });
-    let (intermediate, out) = (own.size("intermediate_size")?, own.size("out_hidden_size")?);
-    Ok(Tower { hidden, heads, intermediate, depth, block: merge * merge, out, gelu, rope, deepstack })
+    Rope { style: RopeStyle::HalfSplit, inv_freq, magnitude: 1.0, axes }
 }
 
-/// The layers whose output goes to the text model.
-fn deepstack(own: &Section) -> Result<Vec<usize>> {
-    Ok(own.sizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]))
-}
+impl Tower {
+    /// What the file calls a module.
+    fn top(&self, name: &str) -> String {
+        let gguf = match name {
+            _ if !self.gguf => return format!("model.{name}"),
+            "patch_embed.proj" => "v.patch_embd",
+            "pos_embed" => "v.position_embd",
+            "merger.norm" => "v.post_ln",
+            "merger.linear_fc1" => "mm.0",
+            _ => "mm.2",
+        };
+        gguf.to_owned()
+    }
 
-fn form(checkpoint: &Arc<Checkpoint>, config: &Section, own: &Section) -> Result<PictureForm> {
-    let processor = Section::of_image_processor(checkpoint.path())?;
-    let table = own.optional_size("num_position_embeddings")?.unwrap_or(2304);
-    let grid_side = table.isqrt();
-    if grid_side * grid_side != table {
-        return Err(own.unsupported("num_position_embeddings", "a square number"));
+    /// What it calls a module of a layer.
+    fn layer(&self, layer: usize, name: &str) -> String {
+        let gguf = match name {
+            _ if !self.gguf => return format!("model.blocks.{layer}.{name}"),
+            "norm1" => "ln1",
+            "norm2" => "ln2",
+            "attn.qkv" => "attn_qkv",
+            "attn.proj" => "attn_out",
+            "mlp.linear_fc1" => "ffn_up",
+            _ => "ffn_down",
+        };
+        format!("v.blk.{layer}.{gguf}")
     }
-    if own.optional_size("in_channels")?.unwrap_or(3) != 3 {
-        return Err(own.unsupported("in_channels", "3"));
-    }
-    for key in ["do_resize", "do_rescale", "do_normalize", "do_convert_rgb"] {
-        processor.must(key)?;
-    }
-    if processor.number("resample")?.is_some_and(|filter| filter != 3.0) {
-        return Err(processor.unsupported("resample", "3, bicubic"));
-    }
-    let sides = [("patch_size", 16, "patch_size"), ("temporal_patch_size", 2, "temporal_patch_size")];
-    let sides = [sides[0], sides[1], ("spatial_merge_size", 2, "merge_size")];
-    let mut sizes = [0; 3];
-    for (size, (key, default, given)) in sizes.iter_mut().zip(sides) {
-        *size = own.optional_size(key)?.unwrap_or(default);
-        if processor.optional_size(given)?.is_some_and(|other| other != *size) {
-            return Err(processor.unsupported(given, &format!("the tower's {size}")));
+
+    /// What it calls a module of the merger of a layer, which is the `index`th that has one.
+    fn deepstack(&self, index: usize, layer: usize, name: &str) -> String {
+        if self.gguf {
+            return format!("v.deepstack.{layer}.{}", name.trim_start_matches("linear_"));
         }
-        if *size > 1024 {
-            return Err(own.unsupported(key, "at most 1024"));
-        }
+        format!("model.deepstack_merger_list.{index}.{name}")
     }
-    let size = processor.within_or_empty("size")?;
-    let edge = |key: &str, older: &str| match size.optional_size(key)? {
-        Some(pixels) => Ok(pixels),
-        None => match processor.optional_size(older)? {
-            Some(pixels) => Ok(pixels),
-            None => Err(size.unsupported(key, "a number of pixels")),
-        },
-    };
-    let image_std = processor.three("image_std")?;
-    if image_std.iter().any(|std| *std <= 0.0) {
-        return Err(processor.unsupported("image_std", "numbers above 0"));
-    }
-    let placeholder = config.optional_size("image_token_id")?.unwrap_or(151_655);
-    Ok(PictureForm {
-        patch_size: sizes[0],
-        temporal_patch_size: sizes[1],
-        merge_size: sizes[2],
-        grid_side,
-        rescale_factor: processor.number("rescale_factor")?.unwrap_or(1.0 / 255.0),
-        image_mean: processor.three("image_mean")?,
-        image_std,
-        min_pixels: edge("shortest_edge", "min_pixels")?,
-        max_pixels: edge("longest_edge", "max_pixels")?,
-        placeholder: u32::try_from(placeholder)
-            .map_err(|_| config.unsupported("image_token_id", "a token id"))?,
-        levels: 1 + deepstack(own)?.len(),
-        hidden_size: own.size("out_hidden_size")?,
-    })
 }
 
-fn layer_norm(r: &mut Recorder, x: Value, module: &str) -> Result<Value> {
+fn layer_norm(r: &mut Recorder, tower: &Tower, x: Value, module: &str) -> Result<Value> {
     let weight = r.vector(module, "weight", x.width())?;
     let bias = r.vector(module, "bias", x.width())?;
-    Ok(r.graph.layer_norm(x, weight, bias, EPS)?)
+    Ok(r.graph.layer_norm(x, weight, bias, tower.own.eps)?)
 }
 
 fn linear(r: &mut Recorder, x: Value, module: &str, rows: usize) -> Result<Value> {
@@ -192,22 +153,22 @@ fn linear(r: &mut Recorder, x: Value, module: &str, rows: usize) -> Result<Value
 
 /// Norm, attention, residual, norm, MLP, residual.
 fn block(r: &mut Recorder, tower: &Tower, layer: usize, x: Value) -> Result<Value> {
-    let Tower { hidden, heads, intermediate, gelu, rope, .. } = *tower;
-    let module = |name: &str| format!("model.blocks.{layer}.{name}");
+    let Described { hidden, heads, intermediate, gelu, .. } = tower.own;
+    let module = |name: &str| tower.layer(layer, name);
     r.graph.scope(format!("layers.{layer}.attn"));
-    let h = layer_norm(r, x, &module("norm1"))?;
+    let h = layer_norm(r, tower, x, &module("norm1"))?;
     let mut part = |index: usize| {
         let rows = index * hidden..(index + 1) * hidden;
         r.linear_part(h, &module("attn.qkv"), 3 * hidden, &[rows], Precision::Fast)
     };
     let [q, k, v] = [part(0)?, part(1)?, part(2)?];
-    let (q, k) = (r.graph.rope(q, heads, rope)?, r.graph.rope(k, heads, rope)?);
+    let (q, k) = (r.graph.rope(q, heads, tower.rope)?, r.graph.rope(k, heads, tower.rope)?);
     let scale = ((hidden / heads) as f32).sqrt().recip();
     let mixed = r.graph.bidirectional_attention([q, k, v], heads, scale)?;
     let mixed = linear(r, mixed, &module("attn.proj"), hidden)?;
     let x = r.graph.add(x, mixed)?;
     r.graph.scope(format!("layers.{layer}.mlp"));
-    let h = layer_norm(r, x, &module("norm2"))?;
+    let h = layer_norm(r, tower, x, &module("norm2"))?;
     let h = linear(r, h, &module("mlp.linear_fc1"), intermediate)?;
     let h = r.graph.gelu(h, gelu);
     let h = linear(r, h, &module("mlp.linear_fc2"), hidden)?;
@@ -216,13 +177,14 @@ fn block(r: &mut Recorder, tower: &Tower, layer: usize, x: Value) -> Result<Valu
 
 /// A row for each block: (outputs, block · hidden).
 fn blocks(r: &mut Recorder, tower: &Tower, x: Value) -> Value {
-    let all = r.graph.block_rows(x, tower.block);
+    let side = tower.own.form.merge_size;
+    let all = r.graph.block_rows(x, side * side);
     r.graph.gather_rows(all)
 }
 
 /// The MLP that makes a token of a block: (outputs, out).
-fn merge(r: &mut Recorder, tower: &Tower, h: Value, module: &str) -> Result<Value> {
-    let h = linear(r, h, &format!("{module}.linear_fc1"), h.width())?;
+fn merge(r: &mut Recorder, tower: &Tower, h: Value, module: impl Fn(&str) -> String) -> Result<Value> {
+    let h = linear(r, h, &module("linear_fc1"), h.width())?;
     let h = r.graph.gelu(h, Gelu::Erf);
-    linear(r, h, &format!("{module}.linear_fc2"), tower.out)
+    linear(r, h, &module("linear_fc2"), tower.own.form.hidden_size)
 }
