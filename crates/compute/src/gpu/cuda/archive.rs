@@ -248,7 +248,10 @@ mod tests {
     fn encodings_have_the_kernels_that_their_table_says() {
         let kernels = [
             (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
-            (FastPath::Bytes, &["joint_products", "panel_products_16", "panel_products_32", "panel_products_64"]),
+            (
+                FastPath::Bytes,
+                &["joint_products", "panel_products_16", "panel_products_32", "panel_products_64"],
+            ),
             (FastPath::Bytes, &["panel_gate_up", "panel_down"]),
             (FastPath::Plain, &["product", "products", "batch_plain"]),
             (FastPath::Early, &["early_products", "early_down8", "joint_down8"]),

@@ -29,8 +29,8 @@ use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use super::kernels::{
-    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT, JOINT_ROWS_UNIT,
-    PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT,
+    JOINT_ROWS_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
