@@ -44,7 +44,9 @@ const GGUF_KEYS: NameMap = &[
 const OTHER_TENSORS: NameMap = &[
     ("mlp.gate.e_score_correction_bias", "mlp.experts.e_score_correction_bias"),
     ("mlp.gate", "mlp.gate.proj"),
-    ("mlp.shared_experts", "mlp.shared_expert"),
+    ("mlp.shared_experts.gate_proj", "mlp.shared_expert.gate_proj"),
+    ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj"),
+    ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj"),
 ];
 
 /// What configurations need not say.

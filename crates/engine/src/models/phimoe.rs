@@ -7,7 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Score, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU, rope};
 use crate::checkpoint::Format;
@@ -19,13 +19,9 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["phimoe"],
     gguf_architectures: &["phimoe"],
     hidden_act: SILU,
-    names: &Names { other_tensors: OTHER_TENSORS, ..Names::COMMON },
+    names: &Names { gguf_tensors: &[&[("mlp.router", "ffn_gate_inp")]], ..Names::COMMON },
     record,
 };
-
-/// Names of published checkpoints and of mlx-lm's.
-const OTHER_TENSORS: NameMap =
-    &[("mlp.router", "block_sparse_moe.gate"), ("mlp.experts", "block_sparse_moe.experts")];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
@@ -83,15 +79,20 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     if config.format() == Format::HuggingFace && top_k != 2 {
         return Err(config.unsupported("num_experts_per_tok", "2"));
     }
+    // The module's name on the hub and in MLX; transformers 5 saves it as `mlp`.
+    let hub = config.format() != Format::Gguf && r.has("model.layers.0.block_sparse_moe.gate");
     let moe = Moe {
         route: Route {
             score: Score::SparseMixer,
             epsilon: config.magnitude("router_jitter_noise")?.unwrap_or(0.01) as f32,
             ..Route::softmax(experts, top_k, false)
         },
-        router: "mlp.router",
+        router: if hub { "block_sparse_moe.gate" } else { "mlp.router" },
         correction_bias: None,
-        experts: ExpertNames { module: "mlp.experts", projections: ["w1", "w3", "w2"] },
+        experts: ExpertNames {
+            module: if hub { "block_sparse_moe.experts" } else { "mlp.experts" },
+            projections: ["w1", "w3", "w2"],
+        },
         shared: None,
     };
 
