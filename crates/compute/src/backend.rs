@@ -429,7 +429,7 @@ pub trait Executable: Send {
     }
 
     /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where
-    /// experts are brought from afar, and batches of a few rows leave a part of them to others.
+    /// kernels for a few rows are faster than those for one more, or leave a part of the experts to others.
     fn decode_rows(&self, sequences: usize) -> usize {
         sequences
     }

@@ -36,8 +36,8 @@ impl Engine {
         self.executable.draws_tokens()
     }
 
-    /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where experts
-    /// come to a GPU over its bus, and batches of a few rows leave a part of them to the processor.
+    /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where a GPU's
+    /// kernels for a few rows are faster than those for one more, or leave a part of the experts to the processor.
     pub fn decode_rows(&self, sequences: usize) -> usize {
         self.executable.decode_rows(sequences).clamp(1, sequences.max(1))
     }

@@ -1,7 +1,6 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
 use std::hint::black_box;
-use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -104,9 +103,18 @@ impl Test {
         engine.take_stats();
         let before = engine.device_counts();
         let mut step_seconds = vec![];
-        for from in (0..self.tokens).step_by(at_once) {
+        let mut done = vec![0; self.sequences];
+        while let Some(least) = done.iter().copied().min().filter(|least| *least < self.tokens) {
             let start = Instant::now();
-            self.step(engine, sessions, &tokens, from..from + at_once)?;
+            // As a scheduler does: all, or as many as are fastest, by turns.
+            let left = done.iter().filter(|done| **done < self.tokens).count();
+            let rows = if self.kind == Kind::Prompt { 1 } else { engine.decode_rows(left) };
+            let behind = (0..self.sequences).filter(|sequence| done[*sequence] == least);
+            let ahead =
+                (0..self.sequences).filter(|sequence| (least + 1..self.tokens).contains(&done[*sequence]));
+            let chosen: Vec<usize> = behind.chain(ahead).take(rows).collect();
+            self.step(engine, sessions, &tokens, &chosen, &done)?;
+            chosen.into_iter().for_each(|sequence| done[sequence] += at_once);
             step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
@@ -117,30 +125,30 @@ impl Test {
         Ok(Repetition { stats, step_seconds, device })
     }
 
-    /// Evaluates tokens `range` of every sequence at once.
+    /// Evaluates what follows the tokens that are `done` of each of the `chosen` sequences: the prompt, or a token.
     fn step(
         &self,
         engine: &mut Engine,
         sessions: &mut [Session],
         tokens: &[&[u32]],
-        range: Range<usize>,
+        chosen: &[usize],
+        done: &[usize],
     ) -> Result<()> {
         if let ([session], [tokens], Kind::Prompt) = (&mut *sessions, tokens, self.kind) {
-            engine.eval(session, &tokens[range], Outputs::Last)?;
+            engine.eval(session, tokens, Outputs::Last)?;
             return Ok(());
         }
-        let mut parts = vec![];
-        for (session, tokens) in sessions.iter_mut().zip(tokens) {
-            parts.push(Part { session, tokens: &tokens[range.clone()], outputs: Some(Outputs::Last) });
-        }
+        let of = sessions.iter_mut().enumerate().filter(|(sequence, _)| chosen.contains(sequence));
+        let mut parts: Vec<Part<'_>> = of
+            .map(|(sequence, session)| {
+                let next = done[sequence]..done[sequence] + 1;
+                Part { session, tokens: &tokens[sequence][next], outputs: Some(Outputs::Last) }
+            })
+            .collect();
         if self.kind == Kind::Generate && engine.draws_tokens() {
             let vocab_size = engine.model().graph.vocab_size();
-            // As a scheduler would.
-            let rows = engine.decode_rows(parts.len());
-            for parts in parts.chunks_mut(rows) {
-                let draws = vec![Some(self.draw.clone()); parts.len()];
-                engine.eval_and_draw(parts, &draws, vocab_size)?;
-            }
+            let draws = vec![Some(self.draw.clone()); parts.len()];
+            engine.eval_and_draw(&mut parts, &mut || draws.clone(), vocab_size)?;
             return Ok(());
         }
         let logits = engine.eval_batch(&mut parts)?;

@@ -176,8 +176,7 @@ impl Executable for PipelineExecutable {
     }
 
     fn decode_rows(&self, sequences: usize) -> usize {
-        let shares = self.stages().any(|stage| stage.executable.shares_with_processor());
-        if shares { self.turns.decode_rows(sequences) } else { sequences }
+        self.turns.decode_rows(sequences)
     }
 
     fn batch_invariant(&self) -> bool {

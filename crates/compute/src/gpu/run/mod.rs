@@ -120,11 +120,6 @@ impl GpuExecutable {
         Ok(())
     }
 
-    /// Whether it makes a difference how many sequences a batch has, besides its size: see [`Executable::decode_rows`].
-    pub(super) fn shares_with_processor(&self) -> bool {
-        self.memory.experts.hand_over().is_some()
-    }
-
     /// Runs a batch: `read` gets what it ends with from the device.
     fn run_batch<T>(
         &mut self,
@@ -251,8 +246,8 @@ impl Executable for GpuExecutable {
     }
 
     fn decode_rows(&self, sequences: usize) -> usize {
-        // Only in batches of few rows has the processor part.
-        if self.shares_with_processor() { self.turns.decode_rows(sequences) } else { sequences }
+        // Few rows are read once for all, and leave the processor a part of what is missing.
+        self.turns.decode_rows(sequences)
     }
 
     fn draws_tokens(&self) -> bool {

@@ -42,7 +42,7 @@ impl Turns {
         (taken.count, taken.last) = (taken.count.saturating_add(1), last);
     }
 
-    /// Rows of the next batch for so many sequences: all, or as many as leave the processor a part.
+    /// Rows of the next batch for so many sequences: all, or as many as kernels of few rows take.
     pub(crate) fn decode_rows(&self, sequences: usize) -> usize {
         self.rows(FEW_ROWS_BESIDE_PANELS, sequences)
     }
