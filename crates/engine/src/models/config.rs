@@ -57,6 +57,8 @@ const ROPE_KEYS: &[(&str, Around)] = &[
     ("factor", Around::Never),
     ("alpha", Around::Never),
     ("attention_factor", Around::Never),
+    ("short_mscale", Around::Never),
+    ("long_mscale", Around::Never),
     ("beta_fast", Around::Never),
     ("beta_slow", Around::Never),
     ("mscale", Around::Never),

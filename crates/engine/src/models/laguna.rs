@@ -129,13 +129,31 @@ fn gate(r: &Recorder, config: &Config<'_>, layer: usize, heads: usize) -> Result
         // mlx-lm has gates for heads only, or none.
         Format::Mlx if word == Some(None) => return Ok(None),
         Format::Mlx => true,
-        Format::HuggingFace => match word.unwrap_or(Some("per-head".into())).as_deref() {
-            Some("per-head") => true,
-            Some("per-element") => false,
-            _ => return Err(config.unsupported("gating", "true, per-head or per-element")),
-        },
+        Format::HuggingFace => hub_gate(r, config, layer, heads, word)?,
     };
     Ok(Some(softplus(by_head)))
+}
+
+/// Whether a Hugging Face configuration has a gate for each head, rather than for each channel, as the weights must say too.
+fn hub_gate(
+    r: &Recorder,
+    config: &Config<'_>,
+    layer: usize,
+    heads: usize,
+    word: Option<Option<String>>,
+) -> Result<bool> {
+    let by_head = match word.unwrap_or(Some("per-head".into())).as_deref() {
+        Some("per-head") => true,
+        Some("per-element") => false,
+        _ => return Err(config.unsupported("gating", "true, per-head or per-element")),
+    };
+    let width = if by_head { heads } else { heads * config.size("head_dim")? };
+    match r.rows(&format!("model.layers.{layer}.self_attn.g_proj"))? {
+        Some(rows) if rows != width && !r.is_outline() => {
+            Err(config.unsupported("gating", &format!("what layer {layer} has {rows} gates for")))
+        }
+        _ => Ok(by_head),
+    }
 }
 
 /// The router, the experts and the one that every token goes through.

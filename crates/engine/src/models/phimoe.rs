@@ -3,7 +3,7 @@
 //!
 //! Source: transformers `modeling_phimoe.py`, mlx-lm `phimoe.py`; GGUF architecture `phimoe`.
 
-use moeflux_compute::graph::{RopeStyle, Route, Score, Value};
+use moeflux_compute::graph::{Precision, RopeStyle, Route, Score, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
@@ -35,6 +35,24 @@ const DEFAULTS: &KeyDefaults = &[
     ("max_position_embeddings", DefaultValue::Count(131_072)),
 ];
 
+/// Divisors of `count` frequencies that a GGUF file has, if there are any.
+fn divisors(r: &Recorder, config: &Config<'_>, tensor: &str, count: usize) -> Result<Option<Vec<f32>>> {
+    let error = |got: String| Error::Tensor {
+        path: config.path().into(),
+        tensor: tensor.into(),
+        expected: format!("{count} finite divisors"),
+        got,
+    };
+    match r.values(tensor)? {
+        // Both kinds are there, with their magnitude, or none.
+        None if config.number("attention_factor")?.is_some() => Err(error("no tensor".into())),
+        Some(found) if found.len() != count || found.iter().any(|d| !d.is_finite() || *d == 0.0) => {
+            Err(error(format!("{found:?}")))
+        }
+        found => Ok(found),
+    }
+}
+
 /// Adds the rotation of a GGUF file to the graph: divisors of frequencies are tensors, of two kinds for contexts within and
 /// beyond the original one.
 fn gguf_rotation(r: &mut Recorder, config: &Config<'_>, head_dim: usize) -> Result<usize> {
@@ -42,16 +60,10 @@ fn gguf_rotation(r: &mut Recorder, config: &Config<'_>, head_dim: usize) -> Resu
     let mut rope = rope::plain(config, head_dim, RopeStyle::HalfSplit, theta)?;
     let original = config.positions("original_max_position_embeddings")?;
     let long = config.context().zip(original).is_some_and(|(wanted, original)| wanted > original);
-    let tensor = if long { "rope_factors_long.weight" } else { "rope_factors_short.weight" };
-    if let Some(divisors) = r.values(tensor)? {
-        if divisors.len() != rope.inv_freq.len() || divisors.iter().any(|d| !d.is_finite() || *d == 0.0) {
-            return Err(Error::Tensor {
-                path: config.path().into(),
-                tensor: tensor.into(),
-                expected: format!("{} finite divisors", rope.inv_freq.len()),
-                got: format!("{divisors:?}"),
-            });
-        }
+    let count = rope.inv_freq.len();
+    let of_short = divisors(r, config, "rope_factors_short.weight", count)?;
+    let of_long = divisors(r, config, "rope_factors_long.weight", count)?;
+    if let Some(divisors) = if long { of_long } else { of_short } {
         rope.inv_freq.iter_mut().zip(&divisors).for_each(|(freq, divisor)| *freq /= divisor);
         rope.magnitude = config.magnitude("attention_factor")?.unwrap_or(1.0) as f32;
         if config.context().is_none() {
@@ -59,6 +71,13 @@ fn gguf_rotation(r: &mut Recorder, config: &Config<'_>, head_dim: usize) -> Resu
         }
     }
     Ok(r.graph.rotation(rope))
+}
+
+/// A layer norm with its bias.
+fn norm(r: &mut Recorder, x: Value, module: &str, eps: f32) -> Result<Value> {
+    let weight = r.vector(module, "weight", x.width())?;
+    let bias = r.vector(module, "bias", x.width())?;
+    Ok(r.graph.layer_norm(x, weight, bias, eps)?)
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
@@ -100,17 +119,23 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     for layer in 0..d.layers {
         let base = format!("model.layers.{layer}");
         r.graph.scope(format!("layers.{layer}.self_attn"));
-        let h = r.layer_norm(x, &format!("{base}.input_layernorm"), d.eps)?;
+        let h = norm(r, x, &format!("{base}.input_layernorm"), d.eps)?;
         let scale = (d.head_dim as f32).sqrt().recip();
         let out = blocks::attention_of(r, &d, layer, h, &kind, scale)?;
         x = r.graph.add(x, out)?;
         r.graph.scope(format!("layers.{layer}.mlp"));
-        let h = r.layer_norm(x, &format!("{base}.post_attention_layernorm"), d.eps)?;
+        let h = norm(r, x, &format!("{base}.post_attention_layernorm"), d.eps)?;
         let out = blocks::moe_of(r, layer, h, &moe)?;
         x = r.graph.add(x, out)?;
     }
     r.graph.scope("lm_head");
     let rows = r.graph.gather_rows(x);
-    let h = r.layer_norm(rows, "model.norm", d.eps)?;
+    let h = norm(r, rows, "model.norm", d.eps)?;
+    if config.format() != Format::HuggingFace || config.flag("lm_head_bias", false)? {
+        let vocab_size = r.graph.matrix(table).rows;
+        let weight = r.matrix("lm_head", Some(vocab_size), h.width())?;
+        let bias = r.vector("lm_head", "bias", vocab_size)?;
+        return Ok(r.graph.linear(h, weight, Some(bias), Precision::Fast)?);
+    }
     blocks::logits(r, config, h, table)
 }
