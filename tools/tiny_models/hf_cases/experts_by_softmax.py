@@ -451,7 +451,7 @@ CASES = [
     HfCase(
         "phimoe_window",
         "phimoe",
-        236,
+        237,
         _phimoe(
             num_key_value_heads=4,
             router_jitter_noise=0.01,
