@@ -147,9 +147,10 @@ fn hub_gate(
         Some("per-element") => false,
         _ => return Err(config.unsupported("gating", "true, per-head or per-element")),
     };
-    let width = if by_head { heads } else { heads * config.size("head_dim")? };
+    let all = heads * config.size("head_dim")?;
+    let other = if by_head { all } else { heads };
     match r.rows(&format!("model.layers.{layer}.self_attn.g_proj"))? {
-        Some(rows) if rows != width && !r.is_outline() => {
+        Some(rows) if rows == other && heads != all => {
             Err(config.unsupported("gating", &format!("what layer {layer} has {rows} gates for")))
         }
         _ => Ok(by_head),
