@@ -447,16 +447,16 @@ CASES = [
     ),
     # As published: biases everywhere, a rotation for the original context.
     HfCase("phimoe_basic", "phimoe", 235, _phimoe()),
-    # As it is pruned: a plain rotation. A window, no biases.
+    # As it is pruned: a plain rotation. A window; a head that is the embeddings, with a bias, and no others.
     HfCase(
         "phimoe_window",
         "phimoe",
-        237,
+        238,
         _phimoe(
             num_key_value_heads=4,
             router_jitter_noise=0.01,
             attention_bias=False,
-            lm_head_bias=False,
+            lm_head_bias=True,
             tie_word_embeddings=True,
             sliding_window=23,
             rope_parameters={"rope_type": "default", "rope_theta": 90.0},

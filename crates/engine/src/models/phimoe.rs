@@ -133,7 +133,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let h = norm(r, rows, "model.norm", d.eps)?;
     if config.format() != Format::HuggingFace || config.flag("lm_head_bias", false)? {
         let vocab_size = r.graph.matrix(table).rows;
-        let weight = r.matrix("lm_head", Some(vocab_size), h.width())?;
+        let tied = blocks::is_tied(r, config)?;
+        let weight = if tied { table } else { r.matrix("lm_head", Some(vocab_size), h.width())? };
         let bias = r.vector("lm_head", "bias", vocab_size)?;
         return Ok(r.graph.linear(h, weight, Some(bias), Precision::Fast)?);
     }
