@@ -35,9 +35,6 @@ use crate::{Error, Result};
 
 pub use options::Options;
 
-/// Tokens of a short prompt, which has kernels of its own on GPUs.
-const FEW_TOKENS: usize = 64;
-
 /// Which logits an evaluation returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outputs {
@@ -288,9 +285,8 @@ impl Engine {
         number.map(|number| Some(number as u32))
     }
 
-    /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of tokens and, if no
-    /// expert is missing, of prompts. Without this the first evaluations do it, and pools of keys and values grow with the
-    /// sessions. Does nothing on the processor.
+    /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of a token. Without
+    /// this the first evaluation does it, and pools of keys and values grow with the sessions. Does nothing on the processor.
     ///
     /// # Errors
     /// As [`Engine::eval`], and if a device has no room for the context.
@@ -301,14 +297,9 @@ impl Engine {
         self.executable.reserve_pages(self.pool.pages())?;
         self.executable.take_experts(&mut self.experts)?;
         let every_rule = Draw { temperature: 1.0, top_k: 40, top_p: 0.9, min_p: 0.1, ..Draw::default() };
-        // Lists of kernels are recorded when they are used for the second time; a short and a long prompt have kernels of their own.
-        let longest = self.chunk().min(self.context());
-        for count in [1, 1, FEW_TOKENS, longest] {
-            if count > longest || (count > 1 && self.stats.cache.bytes_read > 0) {
-                break;
-            }
-            let tokens = &vec![0; count];
-            let part = Part { session: &mut self.session(), tokens, outputs: Some(Outputs::Last) };
+        // Lists of kernels are recorded when they are used for the second time.
+        for _ in 0..2 {
+            let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
             let draw = &mut || vec![Some(every_rule.clone())];
             self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
         }
