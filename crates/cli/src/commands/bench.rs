@@ -112,9 +112,13 @@ impl Test {
             let behind = (0..self.sequences).filter(|sequence| done[*sequence] == least);
             let ahead =
                 (0..self.sequences).filter(|sequence| (least + 1..self.tokens).contains(&done[*sequence]));
-            let chosen: Vec<usize> = behind.chain(ahead).take(rows).collect();
+            let mut chosen = vec![false; self.sequences];
+            behind.chain(ahead).take(rows).for_each(|sequence| chosen[sequence] = true);
             self.step(engine, sessions, &tokens, &chosen, &done)?;
-            chosen.into_iter().for_each(|sequence| done[sequence] += at_once);
+            done.iter_mut()
+                .zip(&chosen)
+                .filter(|(_, chosen)| **chosen)
+                .for_each(|(done, _)| *done += at_once);
             step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
@@ -131,14 +135,14 @@ impl Test {
         engine: &mut Engine,
         sessions: &mut [Session],
         tokens: &[&[u32]],
-        chosen: &[usize],
+        chosen: &[bool],
         done: &[usize],
     ) -> Result<()> {
         if let ([session], [tokens], Kind::Prompt) = (&mut *sessions, tokens, self.kind) {
             engine.eval(session, tokens, Outputs::Last)?;
             return Ok(());
         }
-        let of = sessions.iter_mut().enumerate().filter(|(sequence, _)| chosen.contains(sequence));
+        let of = sessions.iter_mut().enumerate().filter(|(sequence, _)| chosen[*sequence]);
         let mut parts: Vec<Part<'_>> = of
             .map(|(sequence, session)| {
                 let next = done[sequence]..done[sequence] + 1;
