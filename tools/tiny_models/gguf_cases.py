@@ -639,6 +639,41 @@ SMALL = [
     ),
     # llama.cpp weighs experts by a softmax, not as the model does.
     GgufCase("phimoe_q8_0", "phimoe", 81, configs.phimoe(), "Q8_0", n_tokens=48, converted=True, peer=False),
+    GgufCase("gemma4_bf16", "gemma4_text", 82, configs.gemma4(), "BF16", n_tokens=96, converted=True, peer=False),
+    GgufCase(
+        "afmoe_bf16",
+        "afmoe",
+        83,
+        configs.afmoe(),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        published={"route_norm": True},
+        peer=False,
+    ),
+    GgufCase("exaone_moe_bf16", "exaone_moe", 84, configs.exaone_moe(), "BF16", n_tokens=96, converted=True, peer=False),
+    GgufCase(
+        "hunyuan_bf16",
+        "hunyuan_v1_moe",
+        85,
+        configs.hunyuan_v1_moe(),
+        "BF16",
+        converted=True,
+        published={"moe_intermediate_size": [16, 16], "moe_topk": [2, 2], "num_shared_expert": [1, 1]},
+        peer=False,
+    ),
+    GgufCase(
+        "granitemoehybrid_bf16",
+        "granitemoehybrid",
+        86,
+        configs.granitemoehybrid(),
+        "BF16",
+        n_tokens=48,
+        converted=True,
+        published={"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+        peer=False,
+    ),
+    GgufCase("lfm2_moe_bf16", "lfm2_moe", 87, configs.lfm2_moe(), "BF16", n_tokens=48, converted=True, peer=False),
 ]
 
 

@@ -619,3 +619,144 @@ def phimoe() -> dict[str, Any]:
         tie_word_embeddings=False,
         eos_token_id=292,
     )
+
+
+def gemma4() -> dict[str, Any]:
+    return dict(
+        vocab_size=293,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=13,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=12,
+        final_logit_softcapping=4.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+        max_position_embeddings=512,
+        eos_token_id=292,
+    )
+
+
+def afmoe() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=5,
+        num_dense_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        route_scale=2.5,
+        global_attn_every_n_layers=4,
+        sliding_window=11,
+        mup_enabled=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        eos_token_id=292,
+    )
+
+
+def exaone_moe() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=11,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        eos_token_id=292,
+    )
+
+
+def hunyuan_v1_moe() -> dict[str, Any]:
+    """What llama.cpp's converter wants of the rotation."""
+    return dict(
+        vocab_size=297,
+        hidden_size=128,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=128,
+        num_experts=5,
+        moe_topk=2,
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
+        tie_word_embeddings=True,
+        eos_token_id=292,
+    )
+
+
+def granitemoehybrid() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=12,
+        num_hidden_layers=4,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        embedding_multiplier=3.0,
+        logits_scaling=2.0,
+        residual_multiplier=0.6,
+        attention_multiplier=0.3,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=13,
+        position_embedding_type="nope",
+        mamba_n_heads=8,
+        mamba_n_groups=1,
+        mamba_d_state=8,
+        mamba_d_head=8,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        tie_word_embeddings=True,
+        eos_token_id=292,
+    )
+
+
+def lfm2_moe() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=5,
+        layer_types=["conv", "conv", "full_attention", "conv", "full_attention"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        conv_L_cache=3,
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        eos_token_id=292,
+    )

@@ -8,7 +8,7 @@ use moeflux_compute::graph::{Activation, PositionScale, RopeStyle, Route, Score,
 use super::blocks::attention::{Heads, MixedGate};
 use super::blocks::{self, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::{NameMap, Names, POST_ATTENTION_NORM};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -21,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
     gguf_architectures: &["afmoe"],
     hidden_act: SILU,
     names: &Names {
-        gguf_tensors: &[GGUF_TENSORS],
+        gguf_tensors: &[GGUF_TENSORS, POST_ATTENTION_NORM],
         gguf_keys: &[&[("sliding_rope_theta", "rope.freq_base_swa")]],
         other_keys: &[
             ("n_shared_experts", "num_shared_experts"),

@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use super::blocks::{self, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::{NameMap, Names, POST_ATTENTION_NORM};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::{Family, rope};
 use crate::checkpoint::Format;
@@ -26,7 +26,7 @@ pub(super) const FAMILY: Family = Family {
     // All are the form by the hyperbolic tangent.
     hidden_act: &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
     names: &Names {
-        gguf_tensors: &[GGUF_TENSORS],
+        gguf_tensors: &[GGUF_TENSORS, POST_ATTENTION_NORM],
         gguf_keys: &[GGUF_KEYS],
         other_keys: &[("hidden_act", "hidden_activation"), ("num_experts_per_tok", "top_k_experts")],
         ..Names::COMMON

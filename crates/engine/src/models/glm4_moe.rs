@@ -10,7 +10,7 @@ use moeflux_compute::graph::{RopeStyle, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, draft};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{Names, POST_ATTENTION_NORM};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["glm4_moe", "glm4v_moe", "glm4v_moe_text"],
     gguf_architectures: &["glm4moe"],
     hidden_act: SILU,
-    names: &Names::COMMON,
+    names: &Names { gguf_tensors: &[POST_ATTENTION_NORM], ..Names::COMMON },
     record,
 };
 

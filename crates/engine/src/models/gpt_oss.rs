@@ -8,7 +8,7 @@ use moeflux_compute::graph::{Activation, ExpertMlp, Precision, RopeStyle, Route,
 
 use super::blocks::{self, AttentionKind, Decoder, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{Names, POST_ATTENTION_NORM};
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -21,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
     gguf_architectures: &["gpt-oss"],
     hidden_act: SILU,
     names: &Names {
-        gguf_tensors: &[&[("mlp.router", "ffn_gate_inp")]],
+        gguf_tensors: &[POST_ATTENTION_NORM, &[("mlp.router", "ffn_gate_inp")]],
         published: &[
             "self_attn.o_proj.bias",
             "mlp.router.bias",

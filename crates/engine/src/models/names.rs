@@ -63,6 +63,9 @@ pub struct DraftNames {
     pub modules: NameMap,
 }
 
+/// Of families whose files have another name for the norm before the feed-forward layer, or have that norm after attention.
+pub const POST_ATTENTION_NORM: NameMap = &[("post_attention_layernorm", "post_attention_norm")];
+
 /// Modules and tensors.
 const GGUF_TENSORS: NameMap = &[
     ("model.embed_tokens", "token_embd"),
@@ -77,7 +80,6 @@ const GGUF_TENSORS: NameMap = &[
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("post_attention_layernorm", "ffn_norm"),
-    ("post_attention_layernorm", "post_attention_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),

@@ -6,7 +6,7 @@ use moeflux_compute::graph::{RopeStyle, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{Names, POST_ATTENTION_NORM};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["solar_open"],
     gguf_architectures: &["glm4moe"],
     hidden_act: SILU,
-    names: &Names::COMMON,
+    names: &Names { gguf_tensors: &[POST_ATTENTION_NORM], ..Names::COMMON },
     record,
 };
 

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::blocks;
 use crate::models::config::Config;
-use crate::models::names::{DraftNames, GgufOrder, NameMap, Names};
+use crate::models::names::{DraftNames, GgufOrder, NameMap, Names, POST_ATTENTION_NORM};
 use crate::models::recorder::{ExpertNames, Form, Recorder};
 use crate::models::rope;
 
@@ -56,7 +56,7 @@ pub const TILED: &[(&str, GgufOrder)] = &[
 
 /// What these decoders call things.
 pub const NAMES: Names = Names {
-    gguf_tensors: &[GGUF_TENSORS],
+    gguf_tensors: &[GGUF_TENSORS, POST_ATTENTION_NORM],
     gguf_keys: &[GGUF_KEYS],
     published: &["linear_attn.in_proj_qkv.weight"],
     draft: Some(DraftNames {
