@@ -141,7 +141,14 @@ impl Parsed {
         let own = gguf["keys"].as_object().into_iter().flatten();
         let own = own.map(|(key, value)| (key.as_str(), value.clone()));
         let counterparts = gguf_counterparts(&config, self.names());
-        for (key, value) in counterparts.into_iter().chain(own) {
+        let whole = self.size("num_hidden_layers");
+        for (key, mut value) in counterparts.into_iter().chain(own) {
+            // A value for each layer.
+            if let Value::Array(each) = &mut value
+                && each.len() == whole
+            {
+                each.truncate(layers);
+            }
             if let Some(value) = gguf_value(&value) {
                 drop(metadata.insert(format!("{architecture}.{key}"), value));
             }

@@ -269,6 +269,8 @@ fn constant_level(dtype: DType, cols: usize) -> Result<f32> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::super::{Encoding, Plan, Recipe, SHAPES};
 
     #[test]
@@ -282,7 +284,10 @@ mod tests {
                     seed: 0,
                     router_skew: 1.0,
                 };
-                for weight in Plan::new(recipe).unwrap().weights.iter().filter(|w| w.is_random()) {
+                let plan = Plan::new(recipe).unwrap();
+                let names: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
+                assert_eq!(names.len(), plan.weights.len(), "{}: a name twice", shape.name);
+                for weight in plan.weights.iter().filter(|w| w.is_random()) {
                     for plane in 0..weight.dtype.planes() {
                         let mut row = vec![0; weight.row_bytes(plane)];
                         weight.fill(plane, weight.rows() - 1, [0; 3], &mut row);
