@@ -3,7 +3,7 @@
 #pragma once
 #include "pieces.h"
 
-// The widest rows, in bytes of a row that is rounded and of one that is not.
+// The widest rows of what routed experts take, in bytes.
 CONSTANT uint MOST_COLUMNS = 8192;
 
 struct NormConstants {

@@ -13,8 +13,8 @@ struct BatchEnterConstants {
 // and the norm's factor (rows), by which products are to be multiplied. Grid: rows.
 KERNEL_AHEAD(batch_enter, BatchEnterConstants, (const float, x), (const float, weight), (uchar, bytes), (float, scales),
              (float, factors)) {
-    SHARED(uint, words, MOST_COLUMNS / 4);
-    SHARED(float, own_scales, MOST_COLUMNS / 16);
+    SHARED(uint, words, MOST_LINEAR_COLUMNS / 4);
+    SHARED(float, own_scales, MOST_LINEAR_COLUMNS / 16);
     SHARED(float, scratch, 8);
     prefetch_norm(ctx, c.norm, weight, c.cols);
     after_previous(ctx);

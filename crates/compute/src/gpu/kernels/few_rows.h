@@ -4,6 +4,9 @@
 // weights it will read is known before the row is, and is asked for ahead.
 #include "activations.h"
 
+// The widest rows of linear layers, in bytes.
+CONSTANT uint MOST_LINEAR_COLUMNS = 24576;
+
 // Where weights begin, in units of WEIGHT_UNIT bytes from the start of their buffer; NONE for what is not there.
 CONSTANT uint WEIGHT_UNIT = 256, NONE = 0xffffffffu;
 // Products of one input that are one dispatch, at most.
@@ -139,8 +142,8 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
 #define PRODUCTS(name, ...)                                                                    \
     KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x), \
                  (const float, residual), (float, out0), (float, out1), (float, out2)) {       \
-        SHARED(uint, words, MOST_COLUMNS / 4);                                                 \
-        SHARED(float, scales, MOST_COLUMNS / 16);                                              \
+        SHARED(uint, words, MOST_LINEAR_COLUMNS / 4);                                          \
+        SHARED(float, scales, MOST_LINEAR_COLUMNS / 16);                                       \
         SHARED(float, scratch, 8);                                                             \
         const ProductBuffers b = {weights, x, residual, out0, out1, out2};                     \
         const ProductMemory m = {words, scales, scratch};                                      \

@@ -9,8 +9,10 @@ use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::memory::{DeviceWeight, Memory, SCALED_COLUMNS};
 use crate::graph::{ExpertSetId, Value};
 
-/// `MOST_COLUMNS` of `kernels/activations.h`.
+/// `MOST_COLUMNS` of `kernels/activations.h`: of what experts take, and of what groups of a batch have of eight tokens.
 pub(super) const MOST_COLUMNS: usize = 8192;
+/// `MOST_LINEAR_COLUMNS` of `kernels/few_rows.h`.
+const MOST_LINEAR_COLUMNS: usize = 24576;
 
 /// The end of the kernels' names for an encoding that is multiplied with activations of eight bits.
 pub(super) fn encoding(dtype: DType) -> Option<&'static str> {
@@ -30,9 +32,9 @@ impl Memory {
         self.weights.iter().all(|weight: &DeviceWeight| weight.common || weight.far)
     }
 
-    /// The end of the kernels' names for products of a width whose activations have eight bits, if they may.
-    fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
-        let fits = cols.is_multiple_of(SCALED_COLUMNS) && cols <= MOST_COLUMNS;
+    /// The end of the kernels' names for products of a width, at most `most`, whose activations have eight bits, if they may.
+    fn takes_bytes(&self, dtype: DType, cols: usize, most: usize) -> Option<&'static str> {
+        let fits = cols.is_multiple_of(SCALED_COLUMNS) && cols <= most;
         encoding(dtype).filter(|_| fits && self.activations == ActivationMode::Int8)
     }
 
@@ -40,9 +42,9 @@ impl Memory {
     fn few_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
         let [gate, up, down] = self.experts.parts(set);
         let fits = up.matrix.dtype == gate.matrix.dtype && gate.matrix.rows.is_multiple_of(SCALED_COLUMNS);
-        let first = self.takes_bytes(gate.matrix.dtype, gate.matrix.cols).filter(|_| fits)?;
+        let first = self.takes_bytes(gate.matrix.dtype, gate.matrix.cols, MOST_COLUMNS).filter(|_| fits)?;
         // Its activations stay in device memory: any width will do.
-        let second = self.takes_bytes(down.matrix.dtype, SCALED_COLUMNS)?;
+        let second = self.takes_bytes(down.matrix.dtype, SCALED_COLUMNS, MOST_COLUMNS)?;
         Some([first, second])
     }
 
@@ -53,9 +55,10 @@ impl Memory {
 }
 
 impl Lowering<'_> {
-    /// As [`Memory::takes_bytes`], if a batch of so many rows takes such products.
+    /// The end of the kernels' names for linear layers whose activations have eight bits, if a batch of so many rows takes such.
     pub(super) fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
-        self.memory.takes_bytes(dtype, cols).filter(|_| self.is_few() || self.is_batch())
+        let takes = self.is_few() || self.is_batch();
+        self.memory.takes_bytes(dtype, cols, MOST_LINEAR_COLUMNS).filter(|_| takes)
     }
 
     /// As [`Memory::few_encodings`], if a batch of so many rows takes such products.

@@ -101,6 +101,8 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         // Steps of max/127 per 32 normal values, whose maximum is about 2.1 σ: (2.1/127)²/12 = 2.3e-5. One output row
         // of a short weight is a sample of few values: up to 2.5 times that.
         Op::Linear(linear) if int8 && linear.precision == Precision::Fast => bound(6e-5, 3e-2),
+        // An error that grows with the terms that follow each other.
+        Op::Linear(linear) if linear.x.width() > 8192 => bound(2e-11, 1e-5),
         Op::Linear(_) | Op::GroupedLinear(_) => SUMS,
         Op::RmsNorm(_) | Op::LayerNorm(_) => SUMS,
         Op::Activate(_) | Op::Gelu(_) | Op::ScaledSilu(_) | Op::Gate(_) | Op::PositionScale(_) => SUMS,

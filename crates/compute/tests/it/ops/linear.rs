@@ -33,7 +33,10 @@ pub fn linear() -> Vec<Case> {
             linear_case(dtype, 33, long, true, Precision::F32),
         ]
     };
-    dtypes().into_iter().flat_map(cases).collect()
+    // Rows as wide as kernels take them, and beyond.
+    let wide = [(DType::Q4_K, 5, 12288), (DType::Q8_0, 3, 24576), (DType::Q6_K, 2, 24832)];
+    let wide = wide.map(|(dtype, rows, cols)| linear_case(dtype, rows, cols, true, Precision::Fast));
+    dtypes().into_iter().flat_map(cases).chain(wide).collect()
 }
 
 pub fn linear_of_an_input() -> Vec<Case> {

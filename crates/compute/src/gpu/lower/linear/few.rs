@@ -52,7 +52,7 @@ impl Lowering<'_> {
         // In a batch, weights of many rows are better multiplied as f16 if they may be.
         let few = matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast || self.rows <= FEW_ROWS;
         let batch = self.is_batch() && few;
-        let fits = (self.is_few() || batch) && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
+        let fits = (self.is_few() || batch) && matrix.cols.is_multiple_of(8);
         kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
     }
 
@@ -160,7 +160,8 @@ impl Lowering<'_> {
         if let Some(scratch) = self.panel_scratch() {
             return self.panel_products(&waiting, scratch);
         }
-        if self.is_batch() {
+        // A batch's activations of wider rows have no room beside each other.
+        if self.is_batch() && first.x.width() <= MOST_COLUMNS {
             return self.batch_products(&waiting);
         }
         let spans = self.spans(&waiting);
