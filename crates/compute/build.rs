@@ -23,9 +23,9 @@ mod emulator {
 
     const FAULTS: &[Fault] = &[
         Fault {
-            unit: "recurrent",
+            unit: "delta_rule",
             name: "no_barrier",
-            replace: ("        barrier(ctx);\n        if (active) {", "        if (active) {"),
+            replace: ("at, m, ahead);\n        barrier(ctx);", "at, m, ahead);"),
         },
         Fault {
             unit: "linear",

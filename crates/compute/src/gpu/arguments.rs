@@ -554,7 +554,7 @@ arguments! {
     /// Of `carry`: elements of a row of each input, and rows that are held.
     CarryConstants { first: usize, second: usize, held: usize }
 
-    ["recurrent.h" DeltaConstants]
+    ["delta_rule.h" DeltaConstants]
     /// Of `gated_delta_rule` and `channel_delta_rule`.
     DeltaConstants {
         key_heads: usize,
@@ -567,7 +567,7 @@ arguments! {
         bound: f32,
     }
 
-    ["recurrent.h" SsmConstants]
+    ["ssm_scan.h" SsmConstants]
     /// Of `ssm_scan`.
     SsmConstants { heads: usize, head_dim: usize, groups: usize, state_size: usize, least: f32, most: f32 }
 

@@ -134,7 +134,7 @@ fn delta_rule() -> Run {
     let one = bytes(&[-0.5]);
     let inputs = vec![keys.clone(), keys, values, head.clone(), head, one.clone(), one, sequence, state];
     let words = constants(&[&1u32, &1u32, &40u32, &64u32, &false, &1e-6f32, &false, &0.0f32]);
-    Run::new("recurrent", "gated_delta_rule", inputs, 128).with(words, [1, 1, 1], 64)
+    Run::new("delta_rule", "gated_delta_rule_8", inputs, 128).with(words, [2, 1, 1], 128)
 }
 
 /// Two tokens of two streams of 8.

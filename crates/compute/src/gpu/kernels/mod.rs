@@ -21,6 +21,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("routing.h", include_str!("routing.h")),
     ("scores.h", include_str!("scores.h")),
     ("sequences.h", include_str!("sequences.h")),
+    ("state_columns.h", include_str!("state_columns.h")),
     ("tiles.h", include_str!("tiles.h")),
     ("weights.h", include_str!("weights.h")),
 ];
@@ -38,6 +39,7 @@ units![
     "batch",
     "compressed",
     "decode",
+    "delta_rule",
     "draw",
     "elementwise",
     "few_experts",
@@ -51,6 +53,7 @@ units![
     "route",
     "rows",
     "share",
+    "ssm_scan",
     "streams",
     "tiers"
 ];

@@ -1,4 +1,5 @@
-//! Lowering of what is carried from token to token to the kernels of `kernels/recurrent.h`.
+//! Lowering of what is carried from token to token to the kernels of `kernels/recurrent.h`, `kernels/delta_rule.h` and
+//! `kernels/ssm_scan.h`.
 
 use super::context::{Launch, Lowering, THREADS, blocks};
 use crate::gpu::arguments::{CarryConstants, DeltaConstants, PoolConstants, SsmConstants, WindowConstants};
@@ -8,8 +9,22 @@ use crate::graph::{
     WindowPool,
 };
 
+/// Threads of a group whose threads have columns of states: `STATE_WARPS` of `kernels/state_columns.h`.
+const STATE_THREADS: u32 = 128;
+
+/// Of the kernels for states of up to 32, 128 and more rows the one for so many, and the columns of a group there: a thread has 16
+/// rows of two.
+fn of_rows(kernels: [&'static str; 3], rows: usize) -> (&'static str, usize) {
+    let (kernel, threads) = match rows {
+        ..=32 => (kernels[0], 2),
+        33..=128 => (kernels[1], 8),
+        _ => (kernels[2], 32),
+    };
+    (kernel, 2 * STATE_THREADS as usize / threads)
+}
+
 impl Lowering<'_> {
-    /// See `kernels/recurrent.h`.
+    /// See `kernels/delta_rule.h`.
     pub(super) fn gated_delta_rule(
         &self,
         inputs: DeltaInputs,
@@ -19,7 +34,6 @@ impl Lowering<'_> {
         out: Value,
     ) -> Dispatch {
         let DeltaInputs { q, k, v, a, b } = inputs;
-        let kernel = if a.width() == shape.value_heads { "gated_delta_rule" } else { "channel_delta_rule" };
         let [q, k, v, a, b, out] = [q, k, v, a, b, out].map(|value| self.value(value));
         let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, .. } = shape;
         let sequences = self.input(self.layout.sequences);
@@ -40,11 +54,17 @@ impl Lowering<'_> {
             bounded,
             bound,
         };
-        let threads = value_dim.next_multiple_of(32).min(128);
-        Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
-            .over([value_dim.div_ceil(threads), value_heads, self.shape.sequences], threads as u32)
+        let kernels = if a.width() == shape.value_heads {
+            ["gated_delta_rule_2", "gated_delta_rule_8", "gated_delta_rule_32"]
+        } else {
+            ["channel_delta_rule_2", "channel_delta_rule_8", "channel_delta_rule_32"]
+        };
+        let (kernel, columns) = of_rows(kernels, key_dim);
+        Launch { unit: "delta_rule", kernel, buffers: &buffers, constants }
+            .over([value_dim.div_ceil(columns), value_heads, self.shape.sequences], STATE_THREADS)
     }
 
+    /// See `kernels/ssm_scan.h`.
     pub(super) fn ssm_scan(
         &self,
         inputs: SsmInputs,
@@ -60,8 +80,9 @@ impl Lowering<'_> {
         let buffers = [x, b, c, dt, a, d, dt_bias, sequences, held, self.value(out)];
         let SsmScan { heads, head_dim, groups, state_size, time_steps: (least, most) } = *shape;
         let constants = &SsmConstants { heads, head_dim, groups, state_size, least, most };
-        Launch { unit: "recurrent", kernel: "ssm_scan", buffers: &buffers, constants }
-            .over([head_dim.div_ceil(32), heads, self.shape.sequences], THREADS)
+        let (kernel, columns) = of_rows(["ssm_scan_2", "ssm_scan_8", "ssm_scan_32"], state_size);
+        Launch { unit: "ssm_scan", kernel, buffers: &buffers, constants }
+            .over([head_dim.div_ceil(columns), heads, self.shape.sequences], STATE_THREADS)
     }
 
     /// A kernel that makes each row from tokens of its sequence.

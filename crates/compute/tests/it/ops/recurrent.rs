@@ -111,9 +111,15 @@ pub fn state_spaces() -> Vec<Case> {
 pub fn delta_rules() -> Vec<Case> {
     let mut cases = vec![];
     for pairing in [HeadPairing::Grouped, HeadPairing::Tiled] {
-        for (key_heads, value_heads, key_dim, value_dim) in
-            [(1, 1, 1, 1), (2, 4, 8, 12), (3, 3, 5, 17), (2, 6, 20, 33), (1, 2, 128, 128)]
-        {
+        for (key_heads, value_heads, key_dim, value_dim) in [
+            (1, 1, 1, 1),
+            (2, 4, 8, 12),
+            (3, 3, 5, 17),
+            (1, 2, 128, 70),
+            (2, 6, 20, 33),
+            (1, 1, 36, 5),
+            (1, 1, 200, 9),
+        ] {
             let decay = Decay::Softplus;
             cases.push(delta(DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay }));
         }
@@ -125,7 +131,7 @@ pub fn delta_rules() -> Vec<Case> {
 pub fn delta_rules_by_channel() -> Vec<Case> {
     let mut cases = vec![];
     for (key_heads, value_heads, key_dim, value_dim) in
-        [(1, 1, 2, 1), (2, 4, 12, 9), (3, 3, 16, 32), (1, 2, 5, 70)]
+        [(1, 1, 2, 1), (2, 4, 12, 9), (3, 3, 16, 32), (1, 2, 5, 70), (1, 2, 100, 40), (1, 1, 300, 5)]
     {
         let mut r = Recorder::new(5);
         let [q, k] = [(); 2].map(|()| r.input(key_heads * key_dim));
