@@ -11,6 +11,7 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::memory::parse_size;
+use moeflux::synth::Plan;
 use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, SpecType, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
@@ -219,6 +220,16 @@ impl EngineArgs {
         let bar = loading_bar()?;
         let options = self.open_options(default, sharing);
         let engine = options.open_engine(model, |loaded, total| advance(&bar, loaded, total))?;
+        bar.finish_and_clear();
+        warn_of_context(&engine);
+        Ok(engine)
+    }
+
+    /// As [`EngineArgs::open_shared`], of a model that is made in memory.
+    pub fn open_synthetic(&self, plan: &Plan, default: Activations, sharing: Sharing) -> Result<Engine> {
+        let bar = loading_bar()?;
+        let options = self.open_options(default, sharing);
+        let engine = options.open_synthetic(plan, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         warn_of_context(&engine);
         Ok(engine)

@@ -11,6 +11,7 @@ mod log;
 mod model;
 mod next;
 mod served;
+mod synthetic;
 mod table;
 mod top;
 mod version;

@@ -68,10 +68,15 @@ pub struct Reads {
     pub mode: ReadMode,
     /// What the mode was chosen by, if it was.
     pub probe: Option<Probe>,
+    /// Whether bytes are made in memory, so that nothing is read from a disk.
+    pub made: bool,
 }
 
 impl std::fmt::Display for Reads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.made {
+            return f.write_str("random weights copied in memory, nothing read from a disk");
+        }
         match self.queue {
             Some(queue) => write!(f, "{} reads, {queue}", self.mode)?,
             None => write!(f, "{} reads", self.mode)?,
@@ -135,16 +140,23 @@ impl Engine {
         options: &Options,
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let mut model = options.record(checkpoint, backend)?;
+        Self::of_checkpoint(Checkpoint::open(path)?, backend, options, progress)
+    }
+
+    /// As [`Engine::open`], of a checkpoint that is open.
+    pub(crate) fn of_checkpoint(
+        checkpoint: Checkpoint,
+        backend: &dyn Backend,
+        options: &Options,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self> {
+        let path = checkpoint.path().to_owned();
+        let mut model = options.record(Arc::new(checkpoint), backend)?;
         model.adapt(&options.adapters)?;
         let kind = options.read_queue.or_else(|| model.experts.best_queue());
         let opened = queue::open(kind, options.read_depth);
-        let (kind, queue) = opened.map_err(|source| Error::Io {
-            action: "open a queue to read",
-            path: path.into(),
-            source,
-        })?;
+        let (kind, queue) =
+            opened.map_err(|source| Error::Io { action: "open a queue to read", path, source })?;
         let mut engine = Self::new(model, backend, options, queue, progress)?;
         engine.reads.queue = Some(kind);
         Ok(engine)
@@ -201,9 +213,10 @@ impl Engine {
             path: model.checkpoint().path().into(),
             source,
         };
-        let probe = if options.read_mode.is_none() { probe(&store, &mut *queue) } else { None };
+        let made = store.is_made();
+        let probe = if options.read_mode.is_none() && !made { probe(&store, &mut *queue) } else { None };
         let mode = options.read_mode.or(probe.map(|p| p.choice())).unwrap_or(ReadMode::Buffered);
-        let reads = Reads { queue: None, mode, probe };
+        let reads = Reads { queue: None, mode, probe, made };
         let cache =
             CacheOptions { policy: options.cache_policy, prefetch: options.prefetch, read_mode: mode };
         let mut pin = |memory: &mut HostBuffer| {

@@ -10,7 +10,8 @@ use crate::adapters::AdapterSource;
 use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Devices, Hardware};
 use crate::minima::Minima;
-use crate::{Engine, Options, Result, TextModel};
+use crate::synth::Plan;
+use crate::{Engine, Error, Options, Result, TextModel};
 
 /// Opens a model with its tokenizer and chat template: a GGUF file, a safetensors folder, or `demo`, the small model
 /// that comes with the library (feature `demo`). It runs on the first GPU if there is one, else on the processor, within
@@ -152,7 +153,7 @@ impl OpenOptions {
     /// Opens a model with its tokenizer and chat template; see [`open`].
     ///
     /// # Errors
-    /// As [`TextModel::open`]; [`Error::Option`](crate::Error::Option) if the hardware asked for is not there.
+    /// As [`TextModel::open`]; [`Error::Option`] if the hardware asked for is not there.
     pub fn open(&self, model: impl AsRef<Path>) -> Result<TextModel> {
         self.open_with_progress(model, |_, _| ())
     }
@@ -174,11 +175,36 @@ impl OpenOptions {
     /// Opens a model without its tokenizer; `progress` gets (bytes loaded, bytes in all).
     ///
     /// # Errors
-    /// As [`Engine::open`]; [`Error::Option`](crate::Error::Option) if the hardware asked for is not there.
+    /// As [`Engine::open`]; [`Error::Option`] if the hardware asked for is not there.
     pub fn open_engine(&self, model: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Engine> {
         let (backend, memory) = self.hardware.backend()?;
         let options = Options { memory, ..self.options.clone() };
         Engine::open(&locate(model.as_ref())?, &*backend, &options, progress)
+    }
+
+    /// Opens a model of random weights that is not written anywhere: its bytes are made in memory when they are read, some
+    /// hundred megabytes of them at first, which count as memory. For measuring what does not fit a disk.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open_engine`]; [`Error::Option`] for options that say how a disk is read.
+    pub fn open_synthetic(&self, plan: &Plan, progress: impl FnMut(u64, u64)) -> Result<Engine> {
+        let Options { mirrors, read_mode, read_queue, .. } = &self.options;
+        let refused = [
+            ("mirror", mirrors.first().map(|mirror| mirror.display().to_string())),
+            ("read_mode", read_mode.map(|mode| mode.to_string())),
+            ("read_queue", read_queue.map(|queue| queue.to_string())),
+        ];
+        for (option, got) in refused {
+            if let Some(got) = got {
+                let expected = "none for a model in memory, of which nothing is read from a disk".to_owned();
+                return Err(Error::Option { option, expected, got });
+            }
+        }
+        let (backend, memory) = self.hardware.backend()?;
+        let (checkpoint, own) = plan.in_memory()?;
+        let reserved = self.options.reserved.saturating_add(own);
+        let options = Options { memory, reserved, ..self.options.clone() };
+        Engine::of_checkpoint(checkpoint, &*backend, &options, progress)
     }
 
     /// The least memory, in bytes of the processor's, that the model can be opened with; only headers are read.

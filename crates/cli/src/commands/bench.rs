@@ -20,12 +20,14 @@ use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
+use crate::synthetic::SyntheticArgs;
 use crate::table::Table;
 
 /// Benchmark prefill and decode on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, a model on the Hub such as org/name:Q4_K_M, or `synth:SHAPE[:ENCODING]` for
+    /// random weights in memory
     model: ModelArg,
     /// Prompt lengths, separated by commas; 0 skips the test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
@@ -57,6 +59,8 @@ pub struct BenchArgs {
     /// Also print the time per step of each test
     #[arg(long)]
     profile: bool,
+    #[command(flatten)]
+    synthetic: SyntheticArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -236,7 +240,7 @@ impl Measured {
     }
 
     /// What a GPU did for a token, and where its experts were.
-    fn device_line(&self, expert_bytes: f64) -> Option<String> {
+    fn device_line(&self, expert_bytes: f64, made: bool) -> Option<String> {
         let counts: Vec<DeviceCounts> = self.repetitions.iter().filter_map(|r| r.device).collect();
         let per_token = |count: fn(&DeviceCounts) -> u64| {
             counts.iter().map(count).sum::<u64>() as f64 / self.tokens.max(1) as f64
@@ -250,7 +254,10 @@ impl Measured {
             };
             let disk = match self.cache.misses {
                 0 => String::new(),
-                misses => format!(", {:.1} from disk", misses as f64 / self.tokens.max(1) as f64),
+                misses => {
+                    let from = if made { "copied" } else { "from disk" };
+                    format!(", {:.1} {from}", misses as f64 / self.tokens.max(1) as f64)
+                }
             };
             format!(
                 ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus ({}){processor}{disk}",
@@ -313,10 +320,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
     let kv_tokens = (sequences > 1).then_some(kv_tokens);
     let sharing = Sharing { sequences, kv_tokens, ..Sharing::ALONE };
-    let path = args.model.path()?;
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
-    let mut engine = engine_args.open_shared(&path, Activations::Int8, sharing)?;
+    let mut engine = args.synthetic.open(&args.model, &engine_args, Activations::Int8, sharing)?;
     let sampling =
         SamplerOptions { temperature: args.temperature, top_p: args.top_p, ..SamplerOptions::default() };
     sampling.validate(engine.model().graph.vocab_size())?;
@@ -412,11 +418,14 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<
     );
     let [policy, prefetch] = [args.engine.cache_policy.to_string(), args.engine.prefetch.to_string()];
     text += &format!("{}, policy {policy}, prefetch {prefetch}\n", engine.reads());
-    let heads =
-        ["test", "tokens/s", "median", "read/token", "hits", "prefetched", "stall/token", "read speed"];
+    // What is copied in memory says nothing of a disk's speed.
+    let made = engine.reads().made;
+    let read = if made { "copied/token" } else { "read/token" };
+    let mut heads = vec!["test", "tokens/s", "median", read, "hits", "prefetched", "stall/token"];
+    heads.extend((!made).then_some("read speed"));
     let mut table = Table::new(&heads);
     for result in results {
-        table.row(&[
+        let mut row = vec![
             result.test.to_string(),
             format!("{:.2} ± {:.2}", result.speed.mean, result.speed.standard_deviation),
             format!("{:.2}", result.speed.median),
@@ -424,12 +433,14 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<
             format!("{:.1} %", 100.0 * result.hit_rate()),
             format!("{:.1} %", 100.0 * result.read_ahead()),
             format!("{:.2} ms", result.stall_ms_per_token()),
-            result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9)),
-        ]);
+        ];
+        let read_speed = || result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9));
+        row.extend((!made).then(read_speed));
+        table.row(&row);
     }
     text += &table.to_string();
     for result in results {
-        if let Some(line) = result.device_line(expert_bytes) {
+        if let Some(line) = result.device_line(expert_bytes, made) {
             text += &format!("{line}\n");
         }
     }
@@ -536,7 +547,7 @@ fn report(
                 "hit_rate": result.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
                 "profile": result.profile.as_ref().map(profile_json),
-                "read_bandwidth": result.cache.bandwidth(),
+                "read_bandwidth": result.cache.bandwidth().filter(|_| !engine.reads().made),
                 "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
                 "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
                 "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
@@ -562,7 +573,7 @@ fn report(
         },
         "reads": {
             "queue": engine.reads().queue.map(|queue| queue.to_string()),
-            "mode": engine.reads().mode.to_string(),
+            "mode": if engine.reads().made { "memory".into() } else { engine.reads().mode.to_string() },
             "probe": engine.reads().probe.map(|p| json!({ "direct": p.direct, "buffered": p.buffered })),
         },
         "budget": {

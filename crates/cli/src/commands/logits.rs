@@ -7,13 +7,15 @@ use clap::Args;
 use moeflux::Outputs;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::engine_args::{Activations, EngineArgs};
+use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
+use crate::synthetic::SyntheticArgs;
 
 /// Write the logits at every position of given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, a model on the Hub such as org/name:Q4_K_M, or `synth:SHAPE[:ENCODING]` for
+    /// random weights in memory
     model: ModelArg,
     /// Token ids, separated by commas
     #[arg(long, value_delimiter = ',', required = true)]
@@ -22,13 +24,15 @@ pub struct LogitsArgs {
     #[arg(long, value_name = "FILE.safetensors")]
     out: PathBuf,
     #[command(flatten)]
+    synthetic: SyntheticArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(args.tokens.len().max(1));
-    let mut engine = engine_args.open(&args.model.path()?, Activations::F32)?;
+    let mut engine = args.synthetic.open(&args.model, &engine_args, Activations::F32, Sharing::ALONE)?;
     if args.tokens.is_empty() {
         bail!("--tokens: expected at least one token id");
     }

@@ -109,6 +109,40 @@ fn both_formats_can_be_inspected_measured_and_run() {
 }
 
 #[test]
+fn models_in_memory_are_measured() {
+    let sizes = ["-p", "16", "-n", "4", "-r", "1", "--threads", "1", "--backend", "cpu"];
+    for (model, options) in [
+        ("synth:tiny", &[][..]),
+        ("synth:tiny:q8_0", &["--layers", "2", "--router-skew", "1"][..]),
+        ("synth:tiny", &["--quant", "4bit"][..]),
+    ] {
+        let call = [&["bench", model, "--expert-cache", "8"], options, &sizes[..]].concat();
+        let table = succeed(&call);
+        for part in ["random weights copied in memory", "| copied/token ", "| tg4 "] {
+            assert!(table.contains(part), "{part:?} is not in {table}");
+        }
+        assert!(!table.contains("GB/s") && !table.contains("read speed"), "{table}");
+        let report = json(&succeed(&[&call[..], &["--json"]].concat()));
+        assert_eq!(report["reads"]["mode"], "memory");
+        for test in report["tests"].as_array().expect("tests") {
+            assert!(test["bytes_read_per_token"].as_u64().expect("a number") > 0, "{test}");
+            assert_eq!(test["read_bandwidth"], Value::Null);
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let refused = |arguments: &[&str], parts: &[&str]| {
+        check_failure(folder.path(), &[&["bench"], arguments, &["--backend", "cpu"]].concat(), parts);
+    };
+    refused(&["synth:tinny"], &["shape", "tiny", "tinny"]);
+    refused(&["synth:tiny:q9"], &["quant", "q4_k_m", "q9"]);
+    refused(&["synth:tiny:q8_0", "--quant", "f16"], &["--quant", "encoding already"]);
+    refused(&["synth:tiny", "--layers", "5"], &["layers", "1 to 4", "5"]);
+    refused(&["synth:tiny", "--mirror", "x"], &["--mirror", "in memory"]);
+    refused(&["synth:tiny", "--read-mode", "direct"], &["--read-mode", "in memory"]);
+    refused(&["demo", "--layers", "2"], &["--layers", "synth:SHAPE"]);
+}
+
+#[test]
 fn same_seed_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let make = |name: &str, seed: &str| {

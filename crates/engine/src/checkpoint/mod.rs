@@ -96,8 +96,35 @@ impl Checkpoint {
         }
     }
 
+    /// A checkpoint of `format` whose bytes, those of one file, are made when they are read; `config` is its `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] or [`Error::Tensor`] if the header is not what the format prescribes.
+    pub(crate) fn made(format: Format, file: CheckpointFile, config: Value) -> Result<Self> {
+        let path = file.path().to_owned();
+        if format == Format::Gguf {
+            return Self::of_gguf(&path, gguf::of_file(file)?);
+        }
+        let reader = std::io::BufReader::new(file.reader());
+        let header = safetensors::Header::read(reader, file.length(), &path)?;
+        Self {
+            metadata: gguf::Metadata::new(&path),
+            path,
+            format,
+            files: vec![Arc::new(file)],
+            config,
+            entries: header.entries(0).collect(),
+            by_name: HashMap::new(),
+        }
+        .index()
+    }
+
     fn open_gguf(path: &Path) -> Result<Self> {
-        let gguf::GgufFiles { files, metadata, entries } = gguf::open(path)?;
+        Self::of_gguf(path, gguf::open(path)?)
+    }
+
+    fn of_gguf(path: &Path, opened: gguf::GgufFiles) -> Result<Self> {
+        let gguf::GgufFiles { files, metadata, entries } = opened;
         Self {
             path: path.to_owned(),
             format: Format::Gguf,
@@ -211,6 +238,11 @@ impl Checkpoint {
     /// The files that weights lie in.
     pub fn files(&self) -> &[Arc<CheckpointFile>] {
         &self.files
+    }
+
+    /// Whether bytes of weights are made, so that none are read from a disk.
+    pub fn is_made(&self) -> bool {
+        self.files.iter().any(|file| file.is_made())
     }
 
     /// Names of all stored tensors, in file order.

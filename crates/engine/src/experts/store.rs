@@ -263,9 +263,16 @@ impl ExpertStore {
         planes.filter_map(|(at, range)| Some((*at, range.by_columns?))).collect()
     }
 
-    /// The queue that suits these experts, if not any does: threads that read bring rows together beside computing.
+    /// The queue that suits these experts, if not any does: threads that read bring rows together beside computing, and copy
+    /// what is made.
     pub(crate) fn best_queue(&self) -> Option<QueueKind> {
-        (self.most_by_columns() > 0).then_some(QueueKind::Pread)
+        let by_threads = self.is_made() || self.most_by_columns() > 0;
+        by_threads.then_some(QueueKind::Pread)
+    }
+
+    /// Whether experts are made, so that none is read from a disk.
+    pub fn is_made(&self) -> bool {
+        self.files.iter().any(|file| file.is_made())
     }
 
     /// Bytes that reading takes beside slots, with so many reads under way at once: a copy of a plane for each that brings

@@ -6,8 +6,11 @@
 //!
 //! Experts are read at random places, in one of two ways ([`ReadMode`]), each through a handle of its own that is
 //! opened when it is first needed.
+//!
+//! A file may also be one that was never written: its bytes are made when they are read ([`MadeBytes`]).
 
 use std::{
+    fmt::Debug,
     fs::File,
     io::{ErrorKind, Read},
     os::unix::fs::FileExt,
@@ -58,16 +61,34 @@ const COMPARED_BEGINNING: [u64; 2] = [32 << 20, 1 << 20];
 const COMPARED_SAMPLES: [u64; 2] = [256, 4];
 const COMPARED_PIECE: usize = 64 << 10;
 
+/// Bytes of a file that is on no disk.
+pub trait MadeBytes: Debug + Send + Sync {
+    /// Fills `out` with the bytes at `offset`: the same ones every time, from any thread. All of them are within the file.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    fn make(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()>;
+}
+
 /// An open checkpoint file.
 #[derive(Debug)]
 pub struct CheckpointFile {
     path: PathBuf,
     length: u64,
-    handle: File,
-    /// For direct reads; `None` if the system has none for this file.
-    direct: OnceLock<Option<File>>,
-    /// For reads at random places through the page cache; `None` if it could not be opened.
-    random: OnceLock<Option<File>>,
+    content: Content,
+}
+
+/// Where a file's bytes are from.
+#[derive(Debug)]
+enum Content {
+    Disk {
+        handle: File,
+        /// For direct reads; `None` if the system has none for this file.
+        direct: OnceLock<Option<File>>,
+        /// For reads at random places through the page cache; `None` if it could not be opened.
+        random: OnceLock<Option<File>>,
+    },
+    Made(Box<dyn MadeBytes>),
 }
 
 impl CheckpointFile {
@@ -89,15 +110,20 @@ impl CheckpointFile {
         }
         let handle = File::open(path).map_err(io)?;
         let length = handle.metadata().map_err(io)?.len();
-        let (direct, random) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { path: path.to_owned(), length, handle, direct, random })
+        let content = Content::Disk { handle, direct: OnceLock::new(), random: OnceLock::new() };
+        Ok(Self { path: path.to_owned(), length, content })
+    }
+
+    /// A file of `length` bytes that are made when they are read; errors call it `name`.
+    pub fn made(name: &Path, length: u64, bytes: Box<dyn MadeBytes>) -> Self {
+        Self { path: name.to_owned(), length, content: Content::Made(bytes) }
     }
 
     /// A pipe, whose reads last as long as a test wants.
     #[cfg(test)]
     pub(super) fn of_pipe(handle: File) -> Self {
-        let (direct, random) = (OnceLock::from(None), OnceLock::from(None));
-        Self { path: "a pipe".into(), length: u64::MAX, handle, direct, random }
+        let content = Content::Disk { handle, direct: OnceLock::from(None), random: OnceLock::from(None) };
+        Self { path: "a pipe".into(), length: u64::MAX, content }
     }
 
     /// Compares lengths, the beginning, where names and shapes are, and samples of the rest; less of each of many `files`.
@@ -139,19 +165,54 @@ impl CheckpointFile {
         self.length
     }
 
-    /// The open handle, for reading in order.
-    pub fn handle(&self) -> &File {
-        &self.handle
+    /// Whether its bytes are made, so that nothing is read from a disk.
+    pub fn is_made(&self) -> bool {
+        matches!(self.content, Content::Made(_))
     }
 
     /// A handle for reads at random places; `None` if the system has none of that kind for this file.
-    pub(crate) fn handle_for(&self, mode: ReadMode) -> Option<&File> {
+    fn own_handle(&self, mode: ReadMode) -> Option<&File> {
+        let Content::Disk { handle, direct, random } = &self.content else { return None };
         match mode {
-            ReadMode::Direct => {
-                self.direct.get_or_init(|| reopen::direct(&self.handle, &self.path).ok()).as_ref()
-            }
-            ReadMode::Buffered => {
-                self.random.get_or_init(|| reopen::random(&self.handle, &self.path).ok()).as_ref()
+            ReadMode::Direct => direct.get_or_init(|| reopen::direct(handle, &self.path).ok()).as_ref(),
+            ReadMode::Buffered => random.get_or_init(|| reopen::random(handle, &self.path).ok()).as_ref(),
+        }
+    }
+
+    /// Whether the system reads it past the page cache.
+    pub(super) fn reads_directly(&self) -> bool {
+        self.own_handle(ReadMode::Direct).is_some()
+    }
+
+    /// A handle for reads at random places: of that kind, if there is one; `None` if bytes are made.
+    pub(super) fn handle(&self, mode: ReadMode) -> Option<&File> {
+        match &self.content {
+            Content::Disk { handle, .. } => self.own_handle(mode).or(Some(handle)),
+            Content::Made(_) => None,
+        }
+    }
+
+    /// Reads at a random place what there is, at most `out`; returns its bytes.
+    pub(super) fn read_at_random(
+        &self,
+        mode: ReadMode,
+        offset: u64,
+        out: &mut [u8],
+    ) -> std::io::Result<usize> {
+        match self.handle(mode) {
+            Some(handle) => handle.read_at(out, offset),
+            None => self.read_at(offset, out),
+        }
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<usize> {
+        match &self.content {
+            Content::Disk { handle, .. } => handle.read_at(out, offset),
+            Content::Made(bytes) => {
+                let left = usize::try_from(self.length.saturating_sub(offset)).unwrap_or(usize::MAX);
+                let count = out.len().min(left);
+                bytes.make(offset, &mut out[..count])?;
+                Ok(count)
             }
         }
     }
@@ -163,7 +224,7 @@ impl CheckpointFile {
     pub(crate) fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let mut got = 0;
         while got < out.len() {
-            let failure = match self.handle.read_at(&mut out[got..], offset.saturating_add(got as u64)) {
+            let failure = match self.read_at(offset.saturating_add(got as u64), &mut out[got..]) {
                 Ok(0) => ErrorKind::UnexpectedEof.into(),
                 Ok(n) => {
                     got += n;
@@ -191,7 +252,7 @@ struct Sequential<'a> {
 
 impl Read for Sequential<'_> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        let n = self.file.handle.read_at(out, self.position)?;
+        let n = self.file.read_at(self.position, out)?;
         self.position += n as u64;
         Ok(n)
     }

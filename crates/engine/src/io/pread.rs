@@ -1,7 +1,6 @@
 //! [`PreadPool`]: the portable queue.
 
 use std::collections::VecDeque;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -76,7 +75,8 @@ fn perform(mut request: ReadRequest, scratch: &mut Vec<u8>) -> ReadDone {
         let mut transfer = Transfer::new(part, buffer.len(), request.mode)?;
         loop {
             let ask = transfer.ask();
-            let outcome = ask.file.read_at(&mut buffer[ask.at..ask.at + ask.len], ask.offset);
+            let to = &mut buffer[ask.at..ask.at + ask.len];
+            let outcome = ask.file.read_at_random(ask.mode, ask.offset, to);
             if transfer.answer(outcome)? {
                 return Ok(());
             }

@@ -6,7 +6,6 @@
 //! [`open`] gives the best queue that the system allows: `UringQueue` on Linux,
 //! [`PreadPool`] elsewhere or where a sandbox refuses io_uring.
 
-use std::fs::File;
 use std::io::ErrorKind;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -168,7 +167,8 @@ pub(super) struct Transfer {
 /// Bytes to ask the system for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ask<'a> {
-    pub file: &'a File,
+    pub file: &'a CheckpointFile,
+    pub mode: ReadMode,
     pub offset: u64,
     pub at: usize,
     pub len: usize,
@@ -185,7 +185,7 @@ impl Transfer {
         let lead = (part.offset % PAGE_BYTES as u64) as usize;
         let span = (lead + part.len).next_multiple_of(PAGE_BYTES);
         let aligned = part.at % PAGE_BYTES == lead && part.at - lead + span <= buffer;
-        if mode == ReadMode::Direct && aligned && part.file.handle_for(ReadMode::Direct).is_some() {
+        if mode == ReadMode::Direct && aligned && part.file.reads_directly() {
             return Ok(Self { part, mode, lead, span, got: 0 });
         }
         Ok(Self::buffered(part))
@@ -200,9 +200,9 @@ impl Transfer {
     pub(super) fn ask(&self) -> Ask<'_> {
         // After a short read, a direct one goes on from a page boundary.
         let from = if self.mode == ReadMode::Direct { self.got / PAGE_BYTES * PAGE_BYTES } else { self.got };
-        let file = &self.part.file;
         Ask {
-            file: file.handle_for(self.mode).unwrap_or_else(|| file.handle()),
+            file: &self.part.file,
+            mode: self.mode,
             offset: (self.part.offset - self.lead as u64).saturating_add(from as u64),
             at: self.part.at - self.lead + from,
             len: self.span - from,

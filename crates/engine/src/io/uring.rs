@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::buffer::HostBuffer;
 use super::columns::Columns;
-use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, turn_to_rows};
-use crate::Result;
+use super::queue::{ReadDone, ReadPart, ReadQueue, ReadRequest, Transfer, turn_to_rows};
+use crate::{Error, Result};
 
 /// The system's limit for one read.
 const MOST_BYTES: usize = 1 << 30;
@@ -83,10 +83,11 @@ impl UringQueue {
         {
             let request = self.requests[slot].as_mut().expect("a transfer belongs to a request under way");
             let ask = request.transfers[index].ask();
+            let file = ask.file.handle(ask.mode).expect("what is made was not submitted");
             // SAFETY: `Transfer::new` has checked that what is asked for lies in the buffer.
             let to = unsafe { request.buffer.as_mut_ptr().add(ask.at) };
             let len = ask.len.min(MOST_BYTES) as u32;
-            let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), to, len)
+            let read = opcode::Read::new(types::Fd(file.as_raw_fd()), to, len)
                 .offset(ask.offset)
                 .build()
                 .user_data((slot as u64) << 32 | index as u64);
@@ -149,8 +150,14 @@ impl ReadQueue for UringQueue {
     fn submit(&mut self, request: ReadRequest) {
         let ReadRequest { tag, buffer, parts, by_columns, mode } = request;
         let size = buffer.as_ref().len();
-        let transfers = parts.into_iter().map(|part| Transfer::new(part, size, mode)).collect();
-        let transfers: Vec<Transfer> = match transfers {
+        let transfer = |part: ReadPart| match part.file.is_made() {
+            false => Transfer::new(part, size, mode),
+            true => {
+                let source = std::io::Error::other("bytes that are made are not read through io_uring");
+                Err(Error::Io { action: "read", path: part.file.path().into(), source })
+            }
+        };
+        let transfers: Vec<Transfer> = match parts.into_iter().map(transfer).collect() {
             Ok(transfers) => transfers,
             Err(error) => return self.done.push_back(ReadDone { tag, buffer, result: Err(error) }),
         };
@@ -217,7 +224,6 @@ mod tests {
     use super::*;
     use crate::io::buffer::PAGE_BYTES;
     use crate::io::file::{CheckpointFile, ReadMode};
-    use crate::io::queue::ReadPart;
 
     /// Buffers go back to the system when a queue is dropped: the kernel must be done with them.
     #[test]

@@ -13,7 +13,7 @@ pub(super) const CONSTANT_COLS: usize = 64;
 const CONSTANT_QUANTS: u8 = 0xCC;
 
 /// What rows look like.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Filler {
     pub(crate) dtype: DType,
     pub(crate) cols: usize,

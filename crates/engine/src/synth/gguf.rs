@@ -1,13 +1,14 @@
 //! Synthetic models as GGUF files that llama.cpp opens too.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PRE_TOKENIZER, Vocabulary};
 use super::weights::Weight;
 use super::{Outcome, Plan, Recipe, pieces};
 use crate::checkpoint::Encoding;
-use crate::checkpoint::gguf::{Array, Metadata, TensorSpec, Value, Writer};
+use crate::checkpoint::gguf::{Array, DEFAULT_ALIGNMENT, Metadata, TensorSpec, Value, Writer};
 use crate::{Error, Result};
 
 /// Writes the file `path`.
@@ -19,19 +20,31 @@ pub(super) fn write(
 ) -> Result<Outcome> {
     let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
     let file = File::create(path).map_err(io("create"))?;
-    let spec = |w: &Weight| TensorSpec {
-        name: w.name.clone(),
-        encoding: Encoding::Weight(w.dtype),
-        shape: w.shape.clone(),
-    };
-    let specs: Vec<TensorSpec> = plan.weights.iter().map(spec).collect();
-    let mut writer = Writer::new(&file, path, &metadata(&plan.recipe, path), &specs)?;
+    let mut writer = begin(plan, path, &file)?;
     let outcome = pieces::for_each(plan, threads, &mut |bytes| writer.append(bytes), progress)?;
     if outcome == Outcome::Complete {
         writer.finish()?;
         file.sync_all().map_err(io("write"))?;
     }
     Ok(outcome)
+}
+
+/// Writes what is before the weights to `out`; `path` is the file that errors name.
+fn begin<W: Write>(plan: &Plan, path: &Path, out: W) -> Result<Writer<W>> {
+    let spec = |w: &Weight| TensorSpec {
+        name: w.name.clone(),
+        encoding: Encoding::Weight(w.dtype),
+        shape: w.shape.clone(),
+    };
+    let specs: Vec<TensorSpec> = plan.weights.iter().map(spec).collect();
+    Writer::new(out, path, &metadata(&plan.recipe, path), &specs)
+}
+
+/// What is before the weights, and the alignment of each of them.
+pub(super) fn header(plan: &Plan, path: &Path) -> Result<(Vec<u8>, u64)> {
+    let mut header = vec![];
+    begin(plan, path, &mut header)?;
+    Ok((header, DEFAULT_ALIGNMENT))
 }
 
 /// The keys that llama.cpp's converter writes.

@@ -17,6 +17,9 @@ use crate::{Error, Result};
 /// Most bytes of a shard, unless one weight is larger.
 const SHARD_BYTES: u64 = 4 << 30;
 
+/// What headers say beside tensors.
+const METADATA: [(&str, &str); 1] = [("format", "mlx")];
+
 /// Tensors of one file.
 #[derive(Debug, Default)]
 struct Shard {
@@ -84,7 +87,7 @@ impl ShardFile {
             path: path.to_owned(),
             source,
         })?;
-        Ok(Self { path: path.to_owned(), writer: Writer::new(file, path, &[("format", "mlx")], specs)? })
+        Ok(Self { path: path.to_owned(), writer: Writer::new(file, path, &METADATA, specs)? })
     }
 
     fn finish(self) -> Result<()> {
@@ -100,6 +103,15 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
         file.sync_all()
     };
     write().map_err(|source| Error::Io { action: "write", path: path.to_owned(), source })
+}
+
+/// What is before the weights if all of them are in the file `path`, their alignment, and the model's configuration.
+pub(super) fn header(plan: &Plan, path: &Path) -> Result<(Vec<u8>, u64, Value)> {
+    let all: Vec<TensorSpec> = plan.weights.iter().flat_map(specs).collect();
+    let mut header = vec![];
+    Writer::new(&mut header, path, &METADATA, &all)?;
+    let vocabulary = Vocabulary::new(plan.recipe.shape.vocab_size());
+    Ok((header, 1, config(plan, &vocabulary)))
 }
 
 /// The tensors that store `weight`, in the order of its planes.

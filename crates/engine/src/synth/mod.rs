@@ -2,7 +2,8 @@
 //!
 //! [`Plan`] lists the weights of a [`Recipe`]; [`Plan::write`] makes and writes them in pieces on several threads. A
 //! piece's random numbers depend on the seed and its place only, so the same recipe gives the same bytes on any
-//! number of threads. Blocks are random bits rather than quantised floats: writing is as fast as the disk.
+//! number of threads. Blocks are random bits rather than quantised floats: writing is as fast as the disk. Or nothing is
+//! written, and [`OpenOptions::open_synthetic`](crate::OpenOptions::open_synthetic) makes bytes when they are read.
 //!
 //! Such a model computes as much as the real one and routes to experts as unevenly as the recipe asks. It says
 //! nothing that means anything.
@@ -10,23 +11,25 @@
 pub(crate) mod blocks;
 mod encodings;
 mod gguf;
+mod image;
 mod mlx;
 mod pieces;
 mod shapes;
 mod vocabulary;
 mod weights;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use encodings::Encoding;
 pub use shapes::{SHAPES, Shape};
 
-use crate::checkpoint::{Checkpoint, Format, gguf as gguf_file};
+use crate::checkpoint::{Checkpoint, CheckpointFile, Format, gguf as gguf_file};
 use crate::models::{self, Model};
 use crate::sampler::random::Random;
 use crate::{Error, Result};
 use encodings::Coding;
+use image::Image;
 use weights::{Contents, Weight};
 
 /// What to make. Equal recipes make equal files.
@@ -148,6 +151,24 @@ impl Plan {
             Format::Mlx | Format::HuggingFace => mlx::write(self, path, threads, progress),
             Format::Gguf => gguf::write(self, path, threads, progress),
         }
+    }
+
+    /// The checkpoint in one file called `synth:SHAPE` that is on no disk: names, shapes, encodings and sizes are those that
+    /// [`Plan::write`] writes, random weights are others. With it the bytes of memory that this takes.
+    pub(crate) fn in_memory(&self) -> Result<(Checkpoint, u64)> {
+        let Recipe { shape, encoding, seed, .. } = self.recipe;
+        let (name, format) = (PathBuf::from(format!("synth:{}", shape.name)), encoding.format());
+        let (header, alignment, config) = match format {
+            Format::Mlx | Format::HuggingFace => mlx::header(self, &name)?,
+            Format::Gguf => {
+                let (header, alignment) = gguf::header(self, &name)?;
+                (header, alignment, serde_json::Value::Null)
+            }
+        };
+        let image = Image::new(seed, header, &self.weights, alignment);
+        let (length, memory) = (image.length(), image.memory());
+        let file = CheckpointFile::made(&name, length, Box::new(image));
+        Ok((Checkpoint::made(format, file, config)?, memory))
     }
 }
 

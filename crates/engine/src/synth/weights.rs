@@ -90,15 +90,27 @@ impl Weight {
         matches!(self.content, Content::Random { .. })
     }
 
+    /// What its rows look like, if it is random.
+    pub(super) fn filler(&self) -> Option<Filler> {
+        let Content::Random { std, constant, .. } = self.content else { return None };
+        Some(Filler { dtype: self.dtype, cols: self.cols(), std, constant })
+    }
+
+    /// Rows of each matrix of the stack, and how many of them are zero.
+    pub(super) fn matrix(&self) -> (usize, usize) {
+        match (&self.content, &self.shape[..]) {
+            (Content::Random { zero_rows, .. }, [.., rows, _]) => (*rows, *zero_rows),
+            (_, [.., rows, _]) => (*rows, 0),
+            _ => (1, 0),
+        }
+    }
+
     /// Fills `out` with rows of `plane` from `first_row` on, from the random numbers that `key` says.
     pub(super) fn fill(&self, plane: usize, first_row: usize, key: [u64; 3], out: &mut [u8]) {
-        let Content::Random { std, zero_rows, constant } = self.content else {
-            unreachable!("only random weights are made row by row");
-        };
-        let filler = Filler { dtype: self.dtype, cols: self.cols(), std, constant };
+        let filler = self.filler().expect("only random weights are made row by row");
         filler.fill(plane, &mut stream(key), out);
-        if zero_rows > 0 && self.shape.len() > 1 {
-            let matrix_rows = self.shape[self.shape.len() - 2];
+        let (matrix_rows, zero_rows) = self.matrix();
+        if zero_rows > 0 {
             // Zero bytes are zero values in every encoding: scales and biases are zero too.
             for (i, row) in out.chunks_exact_mut(self.row_bytes(plane)).enumerate() {
                 if (first_row + i) % matrix_rows < zero_rows {

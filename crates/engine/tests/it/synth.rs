@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use moeflux::checkpoint::{Checkpoint, Format};
+use moeflux::checkpoint::{ByteRange, Checkpoint, Format};
 use moeflux::experts::{CacheOptions, ExpertCache, SlotPlan};
+use moeflux::io::file::ReadMode;
 use moeflux::io::pread::PreadPool;
+use moeflux::io::queue::QueueKind;
 use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
-use moeflux::{Engine, Error, Options, Outputs, models};
+use moeflux::{Compute, Engine, Error, OpenOptions, Options, Outputs, models};
 use moeflux_compute::backend::{Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
@@ -116,6 +118,104 @@ fn activations_keep_their_size_in_every_encoding() {
             let logits = engine.eval(&mut session, &tokens, Outputs::All).expect("logits");
             let square = logits.iter().map(|l| l * l).sum::<f32>() / logits.len() as f32;
             assert!((2.0..4.0).contains(&square.sqrt()), "{encoding:?}: {}", square.sqrt());
+        }
+    }
+}
+
+/// Logits of a few tokens of an engine.
+fn some_logits(mut engine: Engine) -> Vec<f32> {
+    let mut session = engine.session();
+    engine.eval(&mut session, &random_tokens(1, 64, 1024), Outputs::All).expect("logits")
+}
+
+#[test]
+fn a_model_in_memory_is_one_of_the_same_shapes() {
+    for encoding in Encoding::ALL {
+        for router_skew in [0.0, 1.0] {
+            let recipe = Recipe { router_skew, ..tiny(*encoding) };
+            let plan = Plan::new(recipe).expect("a plan");
+            let open = |options: OpenOptions| {
+                options.compute(Compute::Cpu).threads(1).open_synthetic(&plan, |_, _| ()).expect("an engine")
+            };
+            let engine = open(OpenOptions::new());
+            assert!(engine.reads().made && engine.reads().to_string().contains("nothing read from a disk"));
+            let folder = tempfile::tempdir().expect("a folder");
+            let written = Checkpoint::open(&write(folder.path(), recipe, 2)).expect("a checkpoint");
+            let facts = |checkpoint: &Checkpoint| {
+                let mut facts: Vec<_> = (checkpoint.entries().iter())
+                    .map(|entry| (entry.name.clone(), entry.encoding.clone(), entry.shape.clone()))
+                    .collect();
+                facts.sort_by(|a, b| a.0.cmp(&b.0));
+                facts
+            };
+            let made = engine.model().checkpoint();
+            assert_eq!(facts(made), facts(&written), "{encoding:?}");
+            assert_eq!(made.config(), written.config());
+            // Neither experts nor layers are alike.
+            let store = engine.experts().store();
+            let mut seen = std::collections::HashSet::new();
+            for set in (0..store.sets()).map(ExpertSetId) {
+                for expert in 0..store.set(set).experts as u32 {
+                    let mut bytes = vec![0; 64];
+                    let range = &store.location(set, expert).up[0];
+                    let part = ByteRange { len: 64, ..*range };
+                    made.read(&part, &mut bytes).expect("bytes");
+                    assert!(seen.insert(bytes), "{encoding:?} {set:?} {expert}");
+                }
+            }
+            let logits = some_logits(engine);
+            let square = logits.iter().map(|l| l * l).sum::<f32>() / logits.len() as f32;
+            assert!((2.0..4.0).contains(&square.sqrt()), "{encoding:?}: {}", square.sqrt());
+            // Bytes are the same however often they are made.
+            let streamed = open(OpenOptions::new().engine_options(Options {
+                expert_cache: Some(4),
+                chunk: Some(64),
+                ..Options::default()
+            }));
+            assert!(some_logits(streamed) == logits, "{encoding:?}");
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_model_in_memory_are_those_of_the_whole() {
+    for encoding in [Encoding::Q4KM, Encoding::Mlx4Bit] {
+        let recipe = Recipe { router_skew: 1.0, ..tiny(encoding) };
+        let plan = Plan::new(recipe).expect("a plan");
+        let engine = OpenOptions::new().compute(Compute::Cpu).threads(1).open_synthetic(&plan, |_, _| ());
+        let engine = engine.expect("an engine");
+        let checkpoint = engine.model().checkpoint();
+        let length = checkpoint.files()[0].length();
+        let read = |offset: u64, len: usize| {
+            let mut out = vec![0; len];
+            let range = ByteRange { file: 0, offset, len: len as u64, by_columns: None };
+            checkpoint.read(&range, &mut out).map(|()| out)
+        };
+        let whole = read(0, length as usize).expect("the file");
+        for (at, len) in (0..length).step_by(40_009).zip([1, 977, 40_000, 123_457].into_iter().cycle()) {
+            let len = len.min((length - at) as usize);
+            assert!(
+                read(at, len).expect("a part") == whole[at as usize..][..len],
+                "{encoding:?} {at} +{len}"
+            );
+        }
+        let error = read(length - 5, 10).expect_err("beyond the end").to_string();
+        assert!(error.contains("synth:tiny"), "{error}");
+    }
+}
+
+#[test]
+fn a_model_in_memory_is_not_read_from_disks() {
+    let plan = Plan::new(tiny(Encoding::Q4KM)).expect("a plan");
+    for (named, options) in [
+        ("mirror", Options { mirrors: vec!["elsewhere".into()], ..Options::default() }),
+        ("read_mode", Options { read_mode: Some(ReadMode::Direct), ..Options::default() }),
+        ("read_queue", Options { read_queue: Some(QueueKind::IoUring), ..Options::default() }),
+    ] {
+        let refused = OpenOptions::new().engine_options(options).compute(Compute::Cpu);
+        match refused.open_synthetic(&plan, |_, _| ()) {
+            Err(Error::Option { option, .. }) => assert_eq!(option, named),
+            other => panic!("{other:?}"),
         }
     }
 }

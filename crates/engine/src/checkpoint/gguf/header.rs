@@ -26,7 +26,8 @@ const MAX_DIMS: u32 = 4;
 const MAX_RESERVED: usize = 1 << 16;
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
-const DEFAULT_ALIGNMENT: u64 = 32;
+/// Alignment of tensor data in files that say nothing about it.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest alignment accepted, a huge page: padding costs this much a tensor when such a file is rewritten.
 const MAX_ALIGNMENT: u64 = 1 << 21;
 const ALIGNMENT_KEY: &str = "general.alignment";

@@ -11,7 +11,8 @@ mod split;
 mod types;
 mod writer;
 
+pub(crate) use header::DEFAULT_ALIGNMENT;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use metadata::{Array, Metadata, Value};
-pub(super) use split::{GgufFiles, models_in, open};
+pub(super) use split::{GgufFiles, models_in, of_file, open};
 pub use writer::{TensorSpec, Writer};

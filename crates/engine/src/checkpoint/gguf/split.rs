@@ -82,6 +82,13 @@ pub(crate) fn open(path: &Path) -> Result<GgufFiles> {
     Ok(GgufFiles { files, metadata, entries })
 }
 
+/// The model in a file that is its only one.
+pub(crate) fn of_file(file: CheckpointFile) -> Result<GgufFiles> {
+    let header = header_of(&file)?;
+    let metadata = header.metadata.clone();
+    Ok(GgufFiles { files: vec![file], metadata, entries: header.entries(0).collect() })
+}
+
 /// One file of every GGUF model in the folder, leaving out projectors of pictures.
 pub(crate) fn models_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut single = BTreeSet::new();
@@ -108,9 +115,13 @@ pub(crate) fn models_in(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn open_file(path: &Path) -> Result<(CheckpointFile, Header)> {
     let file = CheckpointFile::open(path)?;
-    let reader = BufReader::with_capacity(READ_BUFFER, file.reader());
-    let header = Header::read(reader, file.length(), path)?;
+    let header = header_of(&file)?;
     Ok((file, header))
+}
+
+fn header_of(file: &CheckpointFile) -> Result<Header> {
+    let reader = BufReader::with_capacity(READ_BUFFER, file.reader());
+    Header::read(reader, file.length(), file.path())
 }
 
 /// `PREFIX-NNNNN-of-NNNNN.gguf`, numbered from 1.
