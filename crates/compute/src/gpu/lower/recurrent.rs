@@ -34,6 +34,7 @@ impl Lowering<'_> {
         out: Value,
     ) -> Dispatch {
         let DeltaInputs { q, k, v, a, b } = inputs;
+        let of_head = a.width() == shape.value_heads;
         let [q, k, v, a, b, out] = [q, k, v, a, b, out].map(|value| self.value(value));
         let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, .. } = shape;
         let sequences = self.input(self.layout.sequences);
@@ -54,7 +55,7 @@ impl Lowering<'_> {
             bounded,
             bound,
         };
-        let kernels = if a.width() == shape.value_heads {
+        let kernels = if of_head {
             ["gated_delta_rule_2", "gated_delta_rule_8", "gated_delta_rule_32"]
         } else {
             ["channel_delta_rule_2", "channel_delta_rule_8", "channel_delta_rule_32"]
