@@ -434,7 +434,14 @@ const MOST_EXPERTS: usize = 1 << 20;
 /// # Errors
 /// [`crate::Error::Config`] for what is missing, or more experts than memory is for.
 pub fn experts(config: &Config<'_>) -> Result<usize> {
-    let (experts, layers) = (config.size("num_experts")?, config.num_hidden_layers()?);
+    check_experts(config, config.size("num_experts")?, config.num_hidden_layers()?)
+}
+
+/// `experts` of each of `layers` layers.
+///
+/// # Errors
+/// [`crate::Error::Config`] if they are more than memory is for.
+pub fn check_experts(config: &Config<'_>, experts: usize, layers: usize) -> Result<usize> {
     if experts * layers > MOST_EXPERTS {
         let expected = format!("at most {} in each of {layers} layers", MOST_EXPERTS / layers);
         return Err(config.unsupported("num_experts", &expected));

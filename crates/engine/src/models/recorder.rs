@@ -238,7 +238,7 @@ impl Recorder {
             {
                 return name;
             }
-            let prefix = format!("{}layers.{layer}.", self.prefix);
+            let prefix = format!("{}{}.{layer}.", self.prefix, self.names.layers);
             let own = format!("{prefix}{name}");
             let mut others = self.names.other_tensors(name).map(|other| format!("{prefix}{other}"));
             return others.find(|other| has(other) && !has(&own)).unwrap_or(own);
