@@ -55,7 +55,7 @@ def main() -> None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     names = ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM", "HunYuanMoEV1ForCausalLM")
-    for name in (*names, "MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM"):
+    for name in (*names, "MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM", "JambaForCausalLM"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 

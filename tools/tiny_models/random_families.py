@@ -71,5 +71,6 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_normed.beam,
         random_softmax.phimoe,
         random_softmax.dbrx,
+        random_hybrid.jamba,
     )
 }

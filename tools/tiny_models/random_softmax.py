@@ -162,11 +162,13 @@ def dbrx(d: Draw) -> dict[str, Any]:
         config.pop(key, None)
     heads = d.few_heads(config)
     head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
-    theta = d.pick(90.0, 10000.0)
-    attention = {"kv_n_heads": config.pop("num_key_value_heads"), "rope_theta": theta}
+    rope = d.rope(head_dim)
+    attention = {"kv_n_heads": config.pop("num_key_value_heads"), "rope_theta": rope["rope_theta"]}
     attention["clip_qkv"] = d.pick(0.5, 1.5, 8)
     experts = {"moe_num_experts": config.pop("moe_num_experts"), "moe_top_k": config.pop("num_experts_per_tok")}
     experts |= {"ffn_hidden_size": d.width(1, 40), "moe_normalize_expert_weights": d.pick(None, 1.0, 1.0)}
+    said = rope["rope_type"] == "default" and experts["moe_normalize_expert_weights"] is not None
+    d.only(gguf=said, mlx=said)
     return {
         "vocab_size": config["vocab_size"],
         "d_model": heads * head_dim,
@@ -175,8 +177,9 @@ def dbrx(d: Draw) -> dict[str, Any]:
         "max_seq_len": 512,
         "attn_config": attention,
         "ffn_config": experts,
-        "rope_parameters": d.rope(head_dim) if d.aligned == 1 else {"rope_type": "default", "rope_theta": theta},
+        "rope_parameters": rope,
         "eos_token_id": config["eos_token_id"],
+        "tie_word_embeddings": False,
     }
 
 

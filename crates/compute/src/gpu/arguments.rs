@@ -568,7 +568,7 @@ arguments! {
     }
 
     ["recurrent.h" SsmConstants]
-    /// Of `ssm_scan`.
+    /// Of `ssm_scan` and `selective_scan`.
     SsmConstants { heads: usize, head_dim: usize, groups: usize, state_size: usize, least: f32, most: f32 }
 
     ["rms_norm.h" RmsNormConstants]

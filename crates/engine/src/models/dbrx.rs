@@ -184,10 +184,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         let h = r.layer_norm(x, &format!("{base}.norm_attn_norm.norm_2"), heads.d.eps)?;
         let shape = [moe.route.experts, width, h.width()];
         let in_rows = r.format() == Format::HuggingFace && !r.is_outline();
-        let out = blocks::moe_from(r, layer, h, (&moe, [Activation::SwiGlu; 2]), |r| match in_rows {
-            true => r.experts_in_rows(layer, shape, ROWS),
-            false => r.experts(layer, shape[0], shape[2], &moe.experts),
-        })?;
+        let declare = |r: &mut Recorder| {
+            if in_rows {
+                r.experts_in_rows(layer, shape, ROWS)
+            } else {
+                r.experts(layer, shape[0], shape[2], &moe.experts)
+            }
+        };
+        let out = blocks::moe_from(r, layer, h, (&moe, [Activation::SwiGlu; 2]), declare)?;
         x = r.graph.add(x, out)?;
     }
     r.graph.scope("lm_head");

@@ -33,6 +33,7 @@ mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
+mod jamba;
 mod kimi_linear;
 mod laguna;
 mod latent;
@@ -151,6 +152,7 @@ pub const FAMILIES: &[Family] = &[
     axk1::FAMILY,
     flex_olmo::FAMILY,
     dbrx::FAMILY,
+    jamba::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

@@ -60,8 +60,14 @@ impl Lowering<'_> {
         let buffers = [x, b, c, dt, a, d, dt_bias, sequences, held, self.value(out)];
         let SsmScan { heads, head_dim, groups, state_size, time_steps: (least, most) } = *shape;
         let constants = &SsmConstants { heads, head_dim, groups, state_size, least, most };
-        Launch { unit: "recurrent", kernel: "ssm_scan", buffers: &buffers, constants }
-            .over([head_dim.div_ceil(32), heads, self.shape.sequences], THREADS)
+        let decays = self.graph.weights()[weights.a.0].matrix;
+        let (kernel, grid) = if decays.rows * decays.cols == heads {
+            ("ssm_scan", [head_dim.div_ceil(32), heads])
+        } else {
+            ("selective_scan", [heads.div_ceil(32), 1])
+        };
+        Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
+            .over([grid[0], grid[1], self.shape.sequences], THREADS)
     }
 
     /// A kernel that makes each row from tokens of its sequence.
