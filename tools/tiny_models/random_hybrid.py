@@ -152,7 +152,8 @@ def jamba(d: Draw) -> dict[str, Any]:
         config |= {"num_experts": 1, "num_experts_per_tok": 1}
     # llama.cpp's converter stacks experts, and its files have a bias of the convolution and a rank.
     d.only(gguf=config["mamba_conv_bias"] and config["num_experts"] > 1 and not config["mamba_proj_bias"], mlx=False)
-    d.case = {"stacked_experts": d.chance(0.4)}
+    # The converter rounds decays of checkpoints in f16 to f16.
+    d.case = {"stacked_experts": d.chance(0.4), "dtype": d.pick("bfloat16", "float32")}
     return config
 
 

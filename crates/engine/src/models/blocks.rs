@@ -449,6 +449,19 @@ pub fn check_experts(config: &Config<'_>, experts: usize, layers: usize) -> Resu
     Ok(experts)
 }
 
+/// Checks that the experts that were declared last are as wide as `key` says.
+///
+/// # Errors
+/// [`crate::Error::Config`] if they are not.
+pub fn check_expert_width(r: &Recorder, config: &Config<'_>, key: &str, width: usize) -> Result<()> {
+    match r.expert_width() {
+        Some(own) if own != width => {
+            Err(config.unsupported(key, &format!("the {own} rows of the experts' projections")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
 ///
 /// # Errors

@@ -168,7 +168,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let heads = Heads::new(config, part("attn_config")?, r)?;
     let of_experts = part("ffn_config")?.ok_or_else(|| config.unsupported("ffn_config", "an object"))?;
     let moe = moe(config, &of_experts)?;
-    let width = of_experts.optional_size("moe_intermediate_size")?.unwrap_or(3584);
+    let key = if config.format() == Format::Gguf { "intermediate_size" } else { "moe_intermediate_size" };
+    let width = of_experts.optional_size(key)?.unwrap_or(3584);
     if config.flag("tie_word_embeddings", false)? {
         return Err(config.unsupported("tie_word_embeddings", "false"));
     }
@@ -192,6 +193,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             }
         };
         let out = blocks::moe_from(r, layer, h, (&moe, [Activation::SwiGlu; 2]), declare)?;
+        blocks::check_expert_width(r, &of_experts, key, width)?;
         x = r.graph.add(x, out)?;
     }
     r.graph.scope("lm_head");

@@ -81,6 +81,8 @@ struct Mamba {
     /// Tokens that the convolution sees, and whether it has a bias.
     kernel: usize,
     bias: bool,
+    /// Whether the projections to and from channels have biases.
+    proj_bias: bool,
     /// Width of what time steps are made from.
     rank: usize,
     /// Epsilon of norms.
@@ -106,14 +108,19 @@ impl Mamba {
         let bias = gguf || config.flag("mamba_conv_bias", true)?;
         let time_steps = (0.0, f32::INFINITY);
         let shape = SsmScan { heads: channels, head_dim: 1, groups: 1, state_size, time_steps };
-        Ok(Self { shape, kernel: size("mamba_d_conv", 4)?, bias, rank, eps })
+        let proj_bias = config.flag("mamba_proj_bias", false)?;
+        Ok(Self { shape, kernel: size("mamba_d_conv", 4)?, bias, proj_bias, rank, eps })
     }
 
     /// Mamba of normed h.
     fn mix(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let Self { shape, kernel, bias, rank, eps } = *self;
+        let Self { shape, kernel, bias, proj_bias, rank, eps } = *self;
         let SsmScan { heads: channels, state_size, .. } = shape;
         let module = |name: &str| format!("model.layers.{layer}.mamba.{name}");
+        if proj_bias {
+            r.require_bias(&module("in_proj"))?;
+            r.require_bias(&module("out_proj"))?;
+        }
         let mut half = |rows| r.linear_part(h, &module("in_proj"), 2 * channels, &[rows], Precision::Fast);
         let (x, gate) = (half(0..channels)?, half(channels..2 * channels)?);
         let taps = r.constants(&module("conv1d.weight"), &[channels, kernel], Form::F32)?;
@@ -231,7 +238,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         r.graph.scope(format!("layers.{layer}.mlp"));
         let h = r.rms_norm(x, &format!("{base}.pre_ff_layernorm"), 1, eps)?;
         let out = if routed {
-            blocks::moe_of(r, layer, h, &moe)?
+            let out = blocks::moe_of(r, layer, h, &moe)?;
+            blocks::check_expert_width(r, config, "intermediate_size", width)?;
+            out
         } else {
             blocks::mlp(r, h, &format!("{base}.feed_forward"), width, Activation::SwiGlu)?
         };

@@ -722,6 +722,19 @@ impl Recorder {
         }
     }
 
+    /// Checks that a linear layer has a bias.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn require_bias(&self, module: &str) -> Result<()> {
+        if self.contains(module, "bias") { Ok(()) } else { Err(self.missing(module, "bias")) }
+    }
+
+    /// Channels of the experts that were declared last, between their projections.
+    pub fn expert_width(&self) -> Option<usize> {
+        self.experts.last().map(|(set, _)| set.width())
+    }
+
     /// Checks that the checkpoint has attention sinks for a layer.
     ///
     /// # Errors
