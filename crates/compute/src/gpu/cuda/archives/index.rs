@@ -12,7 +12,7 @@
     unit!("linear", "02c6982608c28a09", ["embed", "matmul_any", "matvec_any"]),
     unit!("moe", "dbc0514d5ce8e902", ["moe_activate", "moe_bucket", "moe_combine", "moe_matmul_any", "moe_matvec_any"]),
     unit!("ngrams", "2851cdd32e7135d1", ["ngram_embed", "ngram_state"]),
-    unit!("recurrent", "0e9728ed1bda6476", ["carry", "causal_conv1d", "channel_delta_rule", "gated_delta_rule", "ssm_scan", "window_mean", "window_pool"]),
+    unit!("recurrent", "d4fc308295b9f5a7", ["carry", "causal_conv1d", "channel_delta_rule", "gated_delta_rule", "selective_scan", "ssm_scan", "window_mean", "window_pool"]),
     unit!("rms_norm", "a865e049e9cefe64", ["layer_norm", "rms_norm"]),
     unit!("route", "b5badf121486e3c8", ["route", "route_by_token", "scale_chosen"]),
     unit!("rows", "3526ddb7927365ab", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
