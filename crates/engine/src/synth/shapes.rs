@@ -110,7 +110,8 @@ impl Parsed {
     /// The configuration's number `key` under any of its names, which may be in an object of the configuration, or 0.
     pub(super) fn size(&self, key: &str) -> usize {
         let config = self.config();
-        let within = config.as_object().into_iter().flat_map(|all| all.values()).filter(|value| value.is_object());
+        let within =
+            config.as_object().into_iter().flat_map(|all| all.values()).filter(|value| value.is_object());
         let found = std::iter::once(config).chain(within).find_map(|place| {
             let mut names = self.names().keys(key);
             names.find_map(|name| place[name].as_u64())
