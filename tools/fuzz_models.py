@@ -83,6 +83,7 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 
 def top_k(case: RandomCase) -> int:
     config = case.hf.config.get("text_config", case.hf.config)
+    config = config.get("ffn_config", config)
     found = config.get("num_experts_per_tok") or config.get("moe_k") or config.get("moe_topk") or config["moe_top_k"]
     return max(found) if isinstance(found, list) else found
 

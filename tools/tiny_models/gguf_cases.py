@@ -637,6 +637,10 @@ SMALL = [
         converted=True,
         peer=False,
     ),
+    # Layer norms without biases, queries, keys and values in one; experts whose down is transposed elsewhere.
+    GgufCase("dbrx_bf16", "dbrx", 84, configs.dbrx(), "BF16", n_tokens=48, converted=True, peer=False),
+    # Layers of Mamba, of attention by their key heads, dense ones by the lack of a router.
+    GgufCase("jamba_bf16", "jamba", 85, configs.jamba(), "BF16", n_tokens=48, converted=True, peer=False),
     # llama.cpp weighs experts by a softmax, not as the model does.
     GgufCase("phimoe_q8_0", "phimoe", 81, configs.phimoe(), "Q8_0", n_tokens=48, converted=True, peer=False),
     GgufCase("gemma4_bf16", "gemma4_text", 82, configs.gemma4(), "BF16", n_tokens=96, converted=True, peer=False),

@@ -760,3 +760,38 @@ def lfm2_moe() -> dict[str, Any]:
         rope_parameters={"rope_type": "default", "rope_theta": 90.0},
         eos_token_id=292,
     )
+
+
+def dbrx() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        max_seq_len=512,
+        attn_config=dict(clip_qkv=0.9, kv_n_heads=2, rope_theta=90.0),
+        ffn_config=dict(ffn_hidden_size=16, moe_num_experts=5, moe_top_k=2),
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        eos_token_id=292,
+    )
+
+
+def jamba() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+        bos_token_id=None,
+        pad_token_id=0,
+        eos_token_id=292,
+    )

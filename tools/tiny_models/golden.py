@@ -138,9 +138,14 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             margin = min(margin, gap(scores, config.topk_group))
             left_out = scores < scores.topk(config.topk_group, dim=-1).values[:, -1:]
             ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-        chosen = getattr(config, "top_k_experts", None) or config.num_experts_per_tok
+        chosen = getattr(config, "top_k_experts", None) or chosen_experts(config)
         margin = min(margin, gap(ranks, chosen[index] if isinstance(chosen, list) else chosen))
     return margin
+
+
+def chosen_experts(config) -> int | list[int]:
+    """Experts a token."""
+    return config.ffn_config.moe_top_k if config.model_type == "dbrx" else config.num_experts_per_tok
 
 
 # Indexers whose only `topk` is of the scores that they choose by.

@@ -55,8 +55,8 @@ def main() -> None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     names = ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM", "HunYuanMoEV1ForCausalLM")
-    others = ("MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM", "Gemma4ForConditionalGeneration")
-    for name in (*names, *others):
+    others = ("MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM", "JambaForCausalLM")
+    for name in (*names, *others, "Gemma4ForConditionalGeneration"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 

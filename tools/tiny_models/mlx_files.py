@@ -51,7 +51,7 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7", "laguna"),
+        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7", "laguna", "jamba"),
         # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
         config_edits={
             key: case.config[key] for key in ("full_attention_interval", "text_config") if key in case.config
@@ -134,7 +134,11 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             if name.startswith(NOT_OF_THE_TEXT) or "vision_model" in name or "multi_modal_projector" in name:
                 continue
             path = stored_path(name, model.config.model_type)
-            if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
+            if ".experts.mlp." in name:
+                module, part = path.replace(".switch_mlp.mlp.", ".experts.").rsplit(".", 1)
+                each = [read(f"{module}.{expert}.{part}") for expert in range(model.num_experts)]
+                parameter.copy_(torch.cat([weight.T if part == "w2" else weight for weight in each]))
+            elif path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
                 k, v = (read(path.replace("kv_b_proj", part)) for part in ("embed_q", "unembed_out"))
                 parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
             elif path.endswith("gate_up_proj"):

@@ -70,5 +70,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_windowed.laguna,
         random_normed.beam,
         random_softmax.phimoe,
+        random_softmax.dbrx,
+        random_hybrid.jamba,
     )
 }

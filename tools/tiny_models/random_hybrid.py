@@ -1,5 +1,5 @@
 """Random small configurations of families whose layers are of several kinds: Gemma 4, AFMoE, EXAONE-MoE, Granite 4 hybrid,
-LFM2."""
+Jamba, LFM2."""
 
 from typing import Any
 
@@ -123,6 +123,37 @@ def granitemoehybrid(d: Draw) -> dict[str, Any]:
         config["time_step_limit"] = [0.1, 2.0]
     d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def jamba(d: Draw) -> dict[str, Any]:
+    config = d.base(6) | d.experts("num_experts")
+    kv = d.rng.randint(1, 3)
+    heads = kv * d.rng.randint(1, 3)
+    config["hidden_size"] = heads * (d.aligned if d.aligned > 1 else d.rng.randint(1, 12))
+    attention, experts = d.rng.randint(1, 4), d.rng.randint(1, 3)
+    config |= {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": d.width(1, 40),
+        "attn_layer_period": attention,
+        "attn_layer_offset": d.rng.randrange(attention),
+        "expert_layer_period": experts,
+        "expert_layer_offset": d.rng.randrange(experts),
+        "mamba_d_state": d.rng.randint(1, 20),
+        "mamba_d_conv": d.rng.randint(2, 5),
+        "mamba_expand": d.pick(1, 2, 3),
+        "mamba_dt_rank": d.pick("auto", d.rng.randint(1, 9)),
+        "mamba_conv_bias": d.chance(0.7),
+        "mamba_proj_bias": d.chance(0.3),
+    }
+    d.maybe(config, "head_dim", d.rng.randint(1, 9), gguf=False, mlx=False)
+    if d.chance(0.1):
+        config |= {"num_experts": 1, "num_experts_per_tok": 1}
+    # llama.cpp's converter stacks experts, and its files have a bias of the convolution and a rank.
+    d.only(gguf=config["mamba_conv_bias"] and config["num_experts"] > 1 and not config["mamba_proj_bias"], mlx=False)
+    # The converter rounds decays of checkpoints in f16 to f16.
+    d.case = {"stacked_experts": d.chance(0.4), "dtype": d.pick("bfloat16", "float32")}
     return config
 
 

@@ -156,6 +156,33 @@ def granitemoeshared(d: Draw) -> dict[str, Any]:
     return granitemoe(d) | {"shared_intermediate_size": 0 if d.chance(0.2) else d.width(1, 40)}
 
 
+def dbrx(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("moe_num_experts")
+    for key in ("head_dim", "rms_norm_eps", "tie_word_embeddings"):
+        config.pop(key, None)
+    heads = d.few_heads(config)
+    head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
+    rope = d.rope(head_dim)
+    attention = {"kv_n_heads": config.pop("num_key_value_heads"), "rope_theta": rope["rope_theta"]}
+    attention["clip_qkv"] = d.pick(0.5, 1.5, 8)
+    experts = {"moe_num_experts": config.pop("moe_num_experts"), "moe_top_k": config.pop("num_experts_per_tok")}
+    experts |= {"ffn_hidden_size": d.width(1, 40), "moe_normalize_expert_weights": d.pick(None, 1.0, 1.0)}
+    said = rope["rope_type"] == "default" and experts["moe_normalize_expert_weights"] is not None
+    d.only(gguf=said, mlx=said)
+    return {
+        "vocab_size": config["vocab_size"],
+        "d_model": heads * head_dim,
+        "n_heads": heads,
+        "n_layers": config["num_hidden_layers"],
+        "max_seq_len": 512,
+        "attn_config": attention,
+        "ffn_config": experts,
+        "rope_parameters": rope,
+        "eos_token_id": config["eos_token_id"],
+        "tie_word_embeddings": False,
+    }
+
+
 def phimoe(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_local_experts")
     del config["head_dim"]

@@ -79,9 +79,9 @@ CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.
 EXPERT_BIAS = "expert_bias"
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
-ROUTERS += ("router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
+ROUTERS += ("ffn.router.layer.weight", "router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
 # Weights around one.
-NORMS = ("norm.weight", "norm_f.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
+NORMS = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
 # What a layer's result is multiplied with.
 LAYER_SCALE = "layer_scalar"
 # Tables of the experts that tokens go to by their id.
@@ -125,7 +125,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, SINK_STD)
             elif name.endswith((".bias", "_bias")):
                 normal(parameter, BIAS_STD)
-            elif "embed_tokens" in name or "embeddings" in name:
+            elif "embed_tokens" in name or "embeddings" in name or ".wte." in name:
                 normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
             elif name.endswith(ROUTERS):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)

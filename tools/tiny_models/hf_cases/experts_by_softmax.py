@@ -1,4 +1,4 @@
-"""Full attention, experts scored by a softmax: Granite-MoE, Hunyuan-A13B, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
+"""Full attention, experts scored by a softmax: DBRX, Granite-MoE, Hunyuan-A13B, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
 
 from typing import Any
 
@@ -121,6 +121,22 @@ def _phimoe(**changes: Any) -> dict[str, Any]:
             "long_mscale": 1.3,
             "original_max_position_embeddings": 128,
         },
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _dbrx(attention: dict[str, Any] | None = None, experts: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=43,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        max_seq_len=512,
+        attn_config=dict(clip_qkv=0.9, kv_n_heads=2, rope_theta=90.0) | (attention or {}),
+        ffn_config=dict(ffn_hidden_size=14, moe_num_experts=6, moe_top_k=3) | (experts or {}),
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
         bos_token_id=1,
         eos_token_id=2,
     )
@@ -463,5 +479,19 @@ CASES = [
         ),
         dtype="float16",
         stacked_experts=True,
+    ),
+    # As published: a limit on queries, keys and values, the base of their rotation among the keys of attention.
+    HfCase("dbrx_basic", "dbrx", 240, _dbrx(), late_edits={"rope_parameters": None}),
+    # Weights as the softmax has them, one head of keys; a stretched rotation, whose base is not that of the keys of attention.
+    HfCase(
+        "dbrx_plain",
+        "dbrx",
+        241,
+        _dbrx(
+            attention=dict(clip_qkv=8, kv_n_heads=1, rope_theta=77.0),
+            experts=dict(moe_normalize_expert_weights=None, moe_num_experts=5, moe_top_k=2, ffn_hidden_size=9),
+            rope_parameters={"rope_type": "yarn", "rope_theta": 90.0, "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+        dtype="float32",
     ),
 ]

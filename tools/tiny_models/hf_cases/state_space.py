@@ -1,4 +1,4 @@
-"""Mamba-2 or short convolutions beside attention and experts: Nemotron-H, Granite 4 hybrid, LFM2."""
+"""Mamba, Mamba-2 or short convolutions beside attention and experts: Jamba, Nemotron-H, Granite 4 hybrid, LFM2."""
 
 from typing import Any
 
@@ -61,6 +61,29 @@ def _granitemoehybrid(**changes: Any) -> dict[str, Any]:
         mamba_chunk_size=16,
         rope_parameters={"rope_type": "default", "rope_theta": 90.0},
         tie_word_embeddings=True,
+    )
+    return base | changes
+
+
+def _jamba(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=37,
+        hidden_size=24,
+        intermediate_size=9,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=7,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_dt_rank=5,
     )
     return base | changes
 
@@ -201,6 +224,31 @@ CASES = [
             routed_scaling_factor=1.5,
             moe_latent_size=14,
             layer_norm_epsilon=0.01,
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
+    # Attention in layer 1 of every three, experts in every second; a bias of the convolution alone.
+    HfCase("jamba_basic", "jamba", 242, _jamba()),
+    # A rank that the width says, biases of projections and none of the convolution, other positions of layers; tied.
+    HfCase(
+        "jamba_biased",
+        "jamba",
+        243,
+        _jamba(
+            num_hidden_layers=3,
+            num_key_value_heads=4,
+            attn_layer_offset=2,
+            expert_layer_offset=0,
+            mamba_d_state=16,
+            mamba_d_conv=3,
+            mamba_expand=1,
+            num_experts=4,
+            mamba_dt_rank="auto",
+            mamba_conv_bias=False,
+            mamba_proj_bias=True,
+            rms_norm_eps=0.01,
+            tie_word_embeddings=True,
         ),
         dtype="float32",
         stacked_experts=True,

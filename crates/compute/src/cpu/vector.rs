@@ -309,7 +309,7 @@ kernel! {
 ///
 /// x = n · ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ and the split of ln 2 are those of Cephes' expf.
 #[inline(always)]
-fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
+pub(crate) fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     const P: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 0.166_666_66, 0.5];

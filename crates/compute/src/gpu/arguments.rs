@@ -567,6 +567,10 @@ arguments! {
         bound: f32,
     }
 
+    ["selective_scan.h" SelectiveConstants]
+    /// Of `selective_scan`.
+    SelectiveConstants { channels: usize, groups: usize, state_size: usize, least: f32, most: f32 }
+
     ["ssm_scan.h" SsmConstants]
     /// Of `ssm_scan`.
     SsmConstants { heads: usize, head_dim: usize, groups: usize, state_size: usize, least: f32, most: f32 }

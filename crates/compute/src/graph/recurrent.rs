@@ -5,7 +5,7 @@
 
 use super::builder::check;
 use super::operation::{Operation, refers};
-use super::{GraphBuilder, Value, WeightId};
+use super::{GraphBuilder, MatrixSpec, Value, WeightId};
 use crate::{Error, Result};
 
 /// Recurrent state of one operation.
@@ -114,7 +114,8 @@ pub struct SsmInputs {
 /// What is the same for all tokens; (heads), f32 each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SsmWeights {
-    /// A < 0 of the decay exp(Δ · A).
+    /// A < 0 of the decay exp(Δ · A); or (heads, state_size), where heads have one channel: each number of a state decays on
+    /// its own (Mamba-1).
     pub a: WeightId,
     /// Weight of x itself in the result.
     pub d: WeightId,
@@ -200,7 +201,7 @@ impl Operation for GatedDeltaRuleOp {
     }
 }
 
-/// Mamba-2's state space model. See [`ssm_scan`](super::GraphBuilder::ssm_scan).
+/// Mamba's state space model. See [`ssm_scan`](super::GraphBuilder::ssm_scan).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SsmScanOp {
     /// What is written and read.
@@ -233,7 +234,10 @@ impl Operation for SsmScanOp {
         check(op, "width of b", groups.saturating_mul(state_size), inputs.b.width)?;
         check(op, "width of c", groups.saturating_mul(state_size), inputs.c.width)?;
         check(op, "width of dt", heads, inputs.dt.width)?;
-        graph.vector(op, "length of a", weights.a, heads)?;
+        let MatrixSpec { rows, cols, .. } = graph.matrix(weights.a);
+        let one = rows.saturating_mul(cols) == heads;
+        let decays = if head_dim > 1 || one { heads } else { heads.saturating_mul(state_size) };
+        graph.vector(op, "length of a", weights.a, decays)?;
         graph.vector(op, "length of d", weights.d, heads)?;
         graph.vector(op, "length of dt_bias", weights.dt_bias, heads)?;
         Ok(inputs.x.width)
@@ -351,6 +355,9 @@ impl GraphBuilder {
     /// Δ = ln(1 + e^(dt + dt_bias)) limited to `shape.time_steps`:
     ///
     /// S ← exp(Δ·A)·S + Δ·b·xᵀ; out = Sᵀc + d·x.
+    ///
+    /// Where A has a row for each head, which has one channel, it is Mamba's selective scan (Gu & Dao 2023): row n of S decays
+    /// by A\[n\].
     ///
     /// # Errors
     /// [`Error::Shape`] if widths and head counts do not fit, or no time step is within its limits.

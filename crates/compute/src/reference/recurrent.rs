@@ -95,13 +95,13 @@ pub struct SsmToken<'a> {
     pub dt_bias: f32,
     /// Smallest and largest time step.
     pub time_steps: (f32, f32),
-    /// A of the decay.
-    pub a: f32,
+    /// A of the decay: one, or (state_size).
+    pub a: &'a [f32],
     /// Weight of x itself.
     pub d: f32,
 }
 
-/// One token of one head of a Mamba-2 state space model: `state` (state_size, head_dim) → `out` (head_dim).
+/// One token of one head of a state space model: `state` (state_size, head_dim) → `out` (head_dim).
 pub fn ssm_scan(token: &SsmToken<'_>, state: &mut [f32], out: &mut [f32]) {
     let (least, most) = (f64::from(token.time_steps.0), f64::from(token.time_steps.1));
     let time_step = match softplus(f64::from(token.dt) + f64::from(token.dt_bias)) {
@@ -110,13 +110,13 @@ pub fn ssm_scan(token: &SsmToken<'_>, state: &mut [f32], out: &mut [f32]) {
         step if step > most => most,
         step => step,
     };
-    let decay = (time_step * f64::from(token.a)).exp();
+    let decay = |n: usize| (time_step * f64::from(token.a[n % token.a.len()])).exp();
     for (p, (x, out)) in token.x.iter().zip(out.iter_mut()).enumerate() {
         let x = f64::from(*x);
         let mut sum = f64::from(token.d) * x;
         for (n, (b, c)) in token.b.iter().zip(token.c).enumerate() {
             let held = &mut state[n * token.x.len() + p];
-            let new = decay * f64::from(*held) + time_step * x * f64::from(*b);
+            let new = decay(n) * f64::from(*held) + time_step * x * f64::from(*b);
             *held = new as f32;
             sum += new * f64::from(*c);
         }
@@ -244,7 +244,7 @@ impl Interpreter {
                         dt: dt[row][head],
                         dt_bias: dt_bias[head],
                         time_steps: shape.time_steps,
-                        a: a[head],
+                        a: &a[head * a.len() / shape.heads..(head + 1) * a.len() / shape.heads],
                         d: d[head],
                     };
                     ssm_scan(&token, state, &mut out[row][own]);

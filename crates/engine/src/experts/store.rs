@@ -33,6 +33,15 @@ pub enum ExpertForm {
     InterleavedTransposed,
     /// As the first and the second half of such columns.
     HalvesTransposed,
+    /// Apart, and down with its columns as rows: (moe_intermediate_size, hidden_size).
+    DownTransposed,
+}
+
+impl ExpertForm {
+    /// Whether gate and up are stored apart.
+    pub fn is_apart(self) -> bool {
+        matches!(self, Self::Separate | Self::DownTransposed)
+    }
 }
 
 /// Byte ranges of one expert: the planes of gate, up and down.
@@ -131,7 +140,7 @@ impl ExpertStore {
     pub fn new(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Result<Self> {
         for (set, experts) in &sets {
             for (expert, location) in experts.iter().enumerate() {
-                let apart = location.form == ExpertForm::Separate;
+                let apart = location.form.is_apart();
                 let both = MatrixSpec { rows: 2 * set.up.rows, ..set.up };
                 let gate = if apart {
                     set.gate.map(|gate| ("gate", gate, &location.gate))
@@ -359,10 +368,17 @@ impl ExpertStore {
         let matrix =
             |spec: MatrixSpec, planes: &[&'a [u8]]| TensorView::new(spec.dtype, spec.rows, spec.cols, planes);
         let MatrixSpec { dtype, rows, cols } = spec.up;
+        let transposed = |spec: MatrixSpec, planes: &[&'a [u8]]| {
+            TensorView::transposed(spec.dtype, spec.rows, spec.cols, planes[0])
+        };
         let ([gate, up], down) = match location.form {
-            ExpertForm::Separate => {
+            ExpertForm::Separate | ExpertForm::DownTransposed => {
                 let gate = spec.gate.map(|spec| matrix(spec, &gate)).transpose()?;
-                let (up, down) = (matrix(spec.up, &up)?, matrix(spec.down, &down)?);
+                let up = matrix(spec.up, &up)?;
+                let down = match location.form {
+                    ExpertForm::DownTransposed => transposed(spec.down, &down)?,
+                    _ => matrix(spec.down, &down)?,
+                };
                 return Ok(ExpertView { id: expert, gate, up, down });
             }
             ExpertForm::Interleaved => {
@@ -376,7 +392,7 @@ impl ExpertStore {
                     }
                     _ => TensorView::interleaved_transposed(dtype, rows, cols, gate[0])?,
                 },
-                TensorView::transposed(spec.down.dtype, spec.down.rows, spec.down.cols, down[0])?,
+                transposed(spec.down, &down)?,
             ),
         };
         Ok(ExpertView { id: expert, gate: Some(gate), up, down })

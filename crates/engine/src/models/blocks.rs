@@ -434,12 +434,32 @@ const MOST_EXPERTS: usize = 1 << 20;
 /// # Errors
 /// [`crate::Error::Config`] for what is missing, or more experts than memory is for.
 pub fn experts(config: &Config<'_>) -> Result<usize> {
-    let (experts, layers) = (config.size("num_experts")?, config.num_hidden_layers()?);
+    check_experts(config, config.size("num_experts")?, config.num_hidden_layers()?)
+}
+
+/// `experts` of each of `layers` layers.
+///
+/// # Errors
+/// [`crate::Error::Config`] if they are more than memory is for.
+pub fn check_experts(config: &Config<'_>, experts: usize, layers: usize) -> Result<usize> {
     if experts * layers > MOST_EXPERTS {
         let expected = format!("at most {} in each of {layers} layers", MOST_EXPERTS / layers);
         return Err(config.unsupported("num_experts", &expected));
     }
     Ok(experts)
+}
+
+/// Checks that the experts that were declared last are as wide as `key` says.
+///
+/// # Errors
+/// [`crate::Error::Config`] if they are not.
+pub fn check_expert_width(r: &Recorder, config: &Config<'_>, key: &str, width: usize) -> Result<()> {
+    match r.expert_width() {
+        Some(own) if own != width => {
+            Err(config.unsupported(key, &format!("the {own} rows of the experts' projections")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.

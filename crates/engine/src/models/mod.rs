@@ -9,6 +9,7 @@ mod beam;
 mod blocks;
 mod cohere2_moe;
 pub(crate) mod config;
+mod dbrx;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
@@ -32,6 +33,7 @@ mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
+mod jamba;
 mod kimi_linear;
 mod laguna;
 mod latent;
@@ -149,6 +151,8 @@ pub const FAMILIES: &[Family] = &[
     mellum::FAMILY,
     axk1::FAMILY,
     flex_olmo::FAMILY,
+    dbrx::FAMILY,
+    jamba::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
@@ -329,7 +333,7 @@ fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint, names: &Names) -> 
         let text = text.strip_prefix("model.").unwrap_or(text);
         let text = text.strip_prefix("language_model.").unwrap_or(text);
         let text = names.prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
-        let rest = text.strip_prefix("layers.").or_else(|| text.strip_prefix("blk."))?;
+        let rest = text.strip_prefix(names.layers).or_else(|| text.strip_prefix("blk"))?.strip_prefix('.')?;
         rest.split('.').next()?.parse().ok()
     };
     let beyond = |entry: &&TensorEntry| layer(&entry.name).is_some_and(|layer| layer >= layers);

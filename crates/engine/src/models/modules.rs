@@ -86,8 +86,10 @@ impl Modules {
                 || all.contains(&prefix)
                 || all.iter().any(|own| own.strip_prefix("model.") == Some(prefix))
         };
-        let at = name.match_indices("layers.").map(|(at, _)| at).find(|at| known(&name[..*at]))?;
-        let (layer, rest) = name[at + "layers.".len()..].split_once('.')?;
+        let lists = ["layers", self.names.layers].into_iter();
+        let mut found = lists.flat_map(|list| name.match_indices(list));
+        let (at, list) = found.find(|(at, _)| known(&name[..*at]))?;
+        let (layer, rest) = name[at + list.len()..].strip_prefix('.')?.split_once('.')?;
         let layer: usize = layer.parse().ok()?;
         let rest = rest.strip_prefix("block_sparse_moe.").map_or(rest.to_owned(), |own| format!("mlp.{own}"));
         Some(format!("model.layers.{layer}.{rest}"))

@@ -26,6 +26,8 @@ pub struct Names {
     pub prefixes: &'static [&'static str],
     /// Modules behind the prefix, by one of which it is known.
     pub top: &'static [&'static str],
+    /// The list of decoder layers behind the prefix.
+    pub layers: &'static str,
     /// Modules behind the prefix that have other names than `embed_tokens` and `norm`.
     pub renamed: NameMap,
     /// The list of a configuration with a kind for each layer, which counts them where `num_hidden_layers` is absent.
@@ -153,6 +155,7 @@ impl Names {
         // Multimodal checkpoints keep their text model one level down.
         prefixes: &["model.", "model.language_model.", "language_model.model."],
         top: &["embed_tokens"],
+        layers: "layers",
         renamed: &[],
         layer_kinds: "layer_types",
         layer_letters: None,

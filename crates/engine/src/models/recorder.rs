@@ -238,7 +238,7 @@ impl Recorder {
             {
                 return name;
             }
-            let prefix = format!("{}layers.{layer}.", self.prefix);
+            let prefix = format!("{}{}.{layer}.", self.prefix, self.names.layers);
             let own = format!("{prefix}{name}");
             let mut others = self.names.other_tensors(name).map(|other| format!("{prefix}{other}"));
             return others.find(|other| has(other) && !has(&own)).unwrap_or(own);
@@ -720,6 +720,19 @@ impl Recorder {
             }
             _ => format!("{module}.e_score_correction_bias"),
         }
+    }
+
+    /// Checks that a linear layer has a bias.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn require_bias(&self, module: &str) -> Result<()> {
+        if self.contains(module, "bias") { Ok(()) } else { Err(self.missing(module, "bias")) }
+    }
+
+    /// Channels of the experts that were declared last, between their projections.
+    pub fn expert_width(&self) -> Option<usize> {
+        self.experts.last().map(|(set, _)| set.width())
     }
 
     /// Checks that the checkpoint has attention sinks for a layer.

@@ -84,11 +84,8 @@ impl PackLayout {
             for expert in 0..store.set(set).experts as u32 {
                 let location = store.location(set, expert);
                 if location.form != ExpertForm::Separate {
-                    return Err(refused(
-                        checkpoint,
-                        "experts whose gate and up are apart",
-                        "interleaved ones",
-                    ));
+                    let got = if location.form.is_apart() { "transposed ones" } else { "interleaved ones" };
+                    return Err(refused(checkpoint, "experts whose gate and up are apart", got));
                 }
                 let mut seen = vec![];
                 for first in [&location.gate, &location.up, &location.down].iter().filter_map(|r| r.first()) {

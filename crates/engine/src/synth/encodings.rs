@@ -114,8 +114,9 @@ impl Coding {
     /// As llama.cpp's quantiser chooses it (`llama_tensor_get_type` in `llama-quant.cpp`).
     fn gguf(&self, weight: &OutlinedWeight) -> DType {
         let name = weight.stored.as_str();
-        let unquantised = ["_norm.weight", "ffn_gate_inp", "ssm_conv1d", ".ssm_a", ".ssm_d", ".bias"];
-        if weight.shape.len() == 1 || unquantised.iter().any(|part| name.contains(part)) {
+        let unquantised = ["_norm.weight", "ffn_gate_inp", "ssm_conv1d", ".bias"];
+        let is_weight = name.ends_with(".weight");
+        if weight.shape.len() == 1 || !is_weight || unquantised.iter().any(|part| name.contains(part)) {
             return DType::F32;
         }
         let wanted = match self.encoding {

@@ -45,6 +45,10 @@ pub const SHAPES: &[Shape] = shapes![
     "lfm2-8b-a1b",
     "trinity-mini",
     "ling-mini-2.0",
+    "dbrx",
+    "jamba-1.5-mini",
+    "laguna-xs-2.1",
+    "phi-3.5-moe",
     "tiny",
 ];
 
@@ -103,9 +107,16 @@ impl Parsed {
         names_of(self.config()["model_type"].as_str().unwrap_or_default())
     }
 
-    /// The configuration's number `key`, or 0.
+    /// The configuration's number `key` under any of its names, which may be in an object of the configuration, or 0.
     pub(super) fn size(&self, key: &str) -> usize {
-        self.config()[key].as_u64().unwrap_or(0) as usize
+        let config = self.config();
+        let within =
+            config.as_object().into_iter().flat_map(|all| all.values()).filter(|value| value.is_object());
+        let found = std::iter::once(config).chain(within).find_map(|place| {
+            let mut names = self.names().keys(key);
+            names.find_map(|name| place[name].as_u64())
+        });
+        found.unwrap_or(0) as usize
     }
 
     /// The first of `keys` that the configuration has.
@@ -115,7 +126,7 @@ impl Parsed {
 
     /// Routed experts of a layer.
     pub(super) fn experts(&self) -> usize {
-        self.first_size(&self.names().keys("num_experts").collect::<Vec<_>>())
+        self.size("num_experts")
     }
 
     /// Endings of the names of optional tensors.

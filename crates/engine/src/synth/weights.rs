@@ -206,9 +206,9 @@ impl<'a> Contents<'a> {
             Content::Random { std: 1.0, zero_rows: 0, constant: self.silent() > 0 }
         } else if is("lm_head.weight") {
             random(LOGITS_STD * fan_in(cols), 0)
-        } else if is("input_layernorm.weight") || is("model.norm.weight") {
+        } else if is("input_layernorm.weight") || is("norm_1.weight") || is("model.norm.weight") {
             fill(self.silent(), 1.0)
-        } else if is("norm.weight") {
+        } else if is("norm.weight") || is("norm_2.weight") {
             fill(0, 1.0)
         } else if is("exp_probs_b.bias") || is("e_score_correction_bias") {
             random(CORRECTION_STD, 0)
@@ -216,13 +216,14 @@ impl<'a> Contents<'a> {
             fill(0, 0.0)
         } else if is("A_log") {
             fill(0, if self.log_decay { (-DECAY).ln() } else { DECAY })
-        } else if is("mixer.D") {
+        } else if is("mixer.D") || is("mamba.D") {
             fill(0, 1.0)
         } else if is("mlp.gate.weight")
             || is("mixer.gate.weight")
             || is("gate.gate.weight")
             || is("block_sparse_moe.gate.weight")
             || is("router.weight")
+            || is("router.layer.weight")
         {
             self.router(weight.layer())
         } else if is("conv1d.weight") {

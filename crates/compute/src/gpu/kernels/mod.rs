@@ -52,6 +52,7 @@ units![
     "rms_norm",
     "route",
     "rows",
+    "selective_scan",
     "share",
     "ssm_scan",
     "streams",

@@ -1,8 +1,10 @@
-//! Lowering of what is carried from token to token to the kernels of `kernels/recurrent.h`, `kernels/delta_rule.h` and
-//! `kernels/ssm_scan.h`.
+//! Lowering of what is carried from token to token to the kernels of `kernels/recurrent.h`, `kernels/delta_rule.h`,
+//! `kernels/ssm_scan.h` and `kernels/selective_scan.h`.
 
 use super::context::{Launch, Lowering, THREADS, blocks};
-use crate::gpu::arguments::{CarryConstants, DeltaConstants, PoolConstants, SsmConstants, WindowConstants};
+use crate::gpu::arguments::{
+    CarryConstants, DeltaConstants, PoolConstants, SelectiveConstants, SsmConstants, WindowConstants,
+};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::graph::{
     Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId, Value, WeightId,
@@ -65,7 +67,7 @@ impl Lowering<'_> {
             .over([value_dim.div_ceil(columns), value_heads, self.shape.sequences], STATE_THREADS)
     }
 
-    /// See `kernels/ssm_scan.h`.
+    /// See `kernels/ssm_scan.h` and `kernels/selective_scan.h`.
     pub(super) fn ssm_scan(
         &self,
         inputs: SsmInputs,
@@ -80,6 +82,13 @@ impl Lowering<'_> {
         let held = self.memory.state.states[state.0].slice();
         let buffers = [x, b, c, dt, a, d, dt_bias, sequences, held, self.value(out)];
         let SsmScan { heads, head_dim, groups, state_size, time_steps: (least, most) } = *shape;
+        let decays = self.graph.weights()[weights.a.0].matrix;
+        if decays.rows * decays.cols != heads {
+            let constants = &SelectiveConstants { channels: heads, groups, state_size, least, most };
+            let kernel = "selective_scan";
+            return Launch { unit: kernel, kernel, buffers: &buffers, constants }
+                .over([heads.div_ceil(32), 1, self.shape.sequences], THREADS);
+        }
         let constants = &SsmConstants { heads, head_dim, groups, state_size, least, most };
         let (kernel, columns) = of_rows(["ssm_scan_2", "ssm_scan_8", "ssm_scan_32"], state_size);
         Launch { unit: "ssm_scan", kernel, buffers: &buffers, constants }

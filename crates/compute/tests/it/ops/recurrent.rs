@@ -61,6 +61,19 @@ fn ssm(shape: SsmScan) -> Case {
     r.case(format!("{shape:?}"), out).in_pairs()
 }
 
+/// A channel's numbers decay each on its own.
+fn selective(heads: usize, groups: usize, state_size: usize, time_steps: (f32, f32)) -> Case {
+    let shape = SsmScan { heads, head_dim: 1, groups, state_size, time_steps };
+    let mut r = Recorder::new((heads * 1000 + groups * 100 + state_size) as u64);
+    let (x, b, c) = (r.input(heads), r.input(groups * state_size), r.input(groups * state_size));
+    let inputs = SsmInputs { x, b, c, dt: r.input(heads) };
+    let count = heads * state_size;
+    let a: Vec<f32> = (0..count).map(|i| -0.01 - 0.9 * ((i * 7) % count) as f32 / heads as f32).collect();
+    let weights = SsmWeights { a: r.weight(1, count, &a), d: r.vector(heads), dt_bias: r.vector(heads) };
+    let out = r.graph.ssm_scan(inputs, weights, shape).unwrap();
+    r.case(format!("{shape:?}, numbers on their own"), out).in_pairs()
+}
+
 fn delta(shape: DeltaRule) -> Case {
     let DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = shape;
     let mut r = Recorder::new((key_heads * 1000 + value_heads * 100 + key_dim + value_dim) as u64);
@@ -105,6 +118,11 @@ pub fn state_spaces() -> Vec<Case> {
     }
     let mut cases = some_on_devices(cases);
     cases.push(ssm(LARGEST));
+    let unlimited = (0.0, f32::INFINITY);
+    cases.push(selective(1, 1, 2, unlimited));
+    cases.push(selective(70, 1, 16, unlimited));
+    cases.push(selective(12, 3, 19, (0.3, 0.9)));
+    cases.push(selective(2, 1, 256, unlimited));
     cases
 }
 
@@ -358,6 +376,13 @@ fn shapes_of_state_space_models_are_checked() {
     check(&|w, _| w[2] = 4, "width of c");
     check(&|w, _| w[3] = 2, "width of dt");
     check(&|w, _| w[4] = 3, "length of a");
+    check(&|w, _| w[4] = 12, "length of a");
+    let one_channel = |widths: &mut [usize; 7], shape: &mut SsmScan, decays| {
+        (widths[0], shape.head_dim, widths[4]) = (4, 1, decays);
+    };
+    check(&|w, s| one_channel(w, s, 4), "");
+    check(&|w, s| one_channel(w, s, 12), "");
+    check(&|w, s| one_channel(w, s, 8), "length of a");
     check(&|w, _| w[5] = 3, "length of d");
     check(&|w, _| w[6] = 3, "length of dt_bias");
     check(&|_, s| s.groups = 3, "left over by groups");

@@ -45,6 +45,51 @@ impl Recorder {
         Ok(id)
     }
 
+    /// Declares the routed experts of `layer`, of which a Hugging Face checkpoint has one tensor a projection (`names`, below a
+    /// layer) of (count · width, hidden) values, down with its columns as rows.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn experts_in_rows(
+        &mut self,
+        layer: usize,
+        [count, width, hidden]: [usize; 3],
+        names: [&str; 3],
+    ) -> Result<ExpertSetId> {
+        let mut found = vec![];
+        for name in names {
+            let tensor = self.resolve(&format!("model.layers.{layer}.{name}"));
+            let Some(all) = self.checkpoint.weight(&tensor)? else {
+                return Err(Error::MissingTensor { path: self.checkpoint.path().into(), tensor });
+            };
+            let each = (0..count).map(|expert| all.row_range(expert * width..(expert + 1) * width));
+            let each: Option<Vec<StoredWeight>> = each.collect();
+            let fits = all.shape == [count.saturating_mul(width), hidden] && all.dtype.block_len() == 1;
+            let Some(each) = each.filter(|_| fits) else {
+                let expected = format!("plain floats of shape [{count} · {width}, {hidden}]");
+                let got = format!("{} {:?}", all.dtype, all.shape);
+                return Err(tensor_error(&self.checkpoint, &all, &expected, got));
+            };
+            found.push(each);
+        }
+        let matrix = |stored: &StoredWeight, rows, cols| MatrixSpec { dtype: stored.dtype, rows, cols };
+        let set = ExpertSet {
+            layer,
+            experts: count,
+            gate: Some(matrix(&found[0][0], width, hidden)),
+            up: matrix(&found[1][0], width, hidden),
+            down: matrix(&found[2][0], hidden, width),
+        };
+        let location = |expert: usize| {
+            let [gate, up, down] = [0, 1, 2].map(|part: usize| found[part][expert].planes.clone());
+            ExpertLocation { form: ExpertForm::DownTransposed, gate, up, down }
+        };
+        let locations = (0..count).map(location).collect();
+        let id = self.graph.expert_set(set)?;
+        self.experts.push((set, locations));
+        Ok(id)
+    }
+
     /// Declares the routed experts of `layer`, which have no gate and take `hidden` columns, in whichever form they are
     /// stored: `module` is where they are, below a layer, in Hugging Face checkpoints.
     ///

@@ -17,6 +17,7 @@
     unit!("rms_norm", "a865e049e9cefe64", ["layer_norm", "rms_norm"]),
     unit!("route", "b5badf121486e3c8", ["route", "route_by_token", "scale_chosen"]),
     unit!("rows", "3526ddb7927365ab", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
+    unit!("selective_scan", "a0e10470ab27ad0c", ["selective_scan"]),
     unit!("share", "9d0980f46ee58317", ["collect", "offer"]),
     unit!("ssm_scan", "3c667a3678f7b80e", ["ssm_scan_2", "ssm_scan_32", "ssm_scan_8"]),
     unit!("streams", "627b5a363f76879a", ["gated_mean", "hyper_collapse", "hyper_expand", "hyper_weights", "stream_add", "stream_gate"]),
