@@ -15,7 +15,7 @@
     unit!("recurrent", "0e9728ed1bda6476", ["carry", "causal_conv1d", "channel_delta_rule", "gated_delta_rule", "ssm_scan", "window_mean", "window_pool"]),
     unit!("rms_norm", "a865e049e9cefe64", ["layer_norm", "rms_norm"]),
     unit!("route", "b5badf121486e3c8", ["route", "route_by_token", "scale_chosen"]),
-    unit!("rows", "3526ddb7927365ab", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
+    unit!("rows", "456aaef374196e5f", ["gather_rows", "position_scale", "put_rows", "repeat", "rope", "slice"]),
     unit!("share", "9d0980f46ee58317", ["collect", "offer"]),
     unit!("streams", "627b5a363f76879a", ["gated_mean", "hyper_collapse", "hyper_expand", "hyper_weights", "stream_add", "stream_gate"]),
     unit!("tiers", "1556114fa43de915", ["fetch", "place"]),
