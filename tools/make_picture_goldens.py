@@ -3,7 +3,7 @@
 
     python tools/make_picture_goldens.py FAMILY OUT [--llama-cpp SOURCE]
 
-FAMILY is qwen3_vl_moe or qwen3_5_moe. The folder OUT/FAMILY gets the model as published ones are (config, weights, tokenizer,
+FAMILY is qwen3_vl_moe, qwen3_5_moe, gemma4 or llama4. The folder OUT/FAMILY gets the model as published ones are (config, weights, tokenizer,
 chat template, image processor) and golden.safetensors: `tokens` i32 (T,) of a conversation that shows the pictures, with the
 placeholder's id at every token of a picture; and `logits` f32 (T / STEP, V), of every STEP-th token, that transformers computes
 in float32 from what its own processor makes of the pictures. Metadata has the conversation.
@@ -31,6 +31,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
+from transformers.image_processing_utils import BatchFeature
+from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4ImageProcessor
+from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration, Llama4ImageProcessor, Llama4Processor
 from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 from transformers.models.qwen3_vl_moe import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
@@ -45,6 +48,9 @@ SPECIAL = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
+GEMMA = ["<pad>", "<|image>", "<image|>", "<|image|>", "<|im_start|>", "<|im_end|>"]
+LLAMA = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_start|>", "<|image_end|>", "<|image|>", "<|patch|>"]
+LLAMA += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
 TEMPLATE = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content is string %}{{- message.content }}{%- else %}
@@ -106,38 +112,186 @@ def qwen3_5_moe(common: dict, text: dict) -> Qwen3_5MoeConfig:
     return Qwen3_5MoeConfig(text_config=text | own, vision_config=TOWER, **common)
 
 
+def gemma4(common: dict, text: dict) -> Gemma4Config:
+    ids = common["ids"]
+    own = text | dict(
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=24,
+        head_dim=16,
+        global_head_dim=16,
+        intermediate_size=20,
+        enable_moe_block=True,
+        top_k_experts=2,
+        hidden_size_per_layer_input=4,
+        vocab_size_per_layer_input=text["vocab_size"],
+        final_logit_softcapping=None,
+        use_bidirectional_attention="vision",
+        pad_token_id=ids["<pad>"],
+        rope_parameters={
+            "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 80.0},
+        },
+    )
+    own.pop("num_experts_per_tok")
+    tower = dict(
+        hidden_size=16,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=12,
+        patch_size=2,
+        pooling_kernel_size=3,
+        position_embedding_size=48,
+        standardize=True,
+        use_clipped_linears=True,
+        rope_parameters={"rope_type": "axial", "rope_theta": 50.0},
+    )
+    special = dict(image_token_id=ids["<|image|>"], boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"])
+    return Gemma4Config(text_config=own, vision_config=tower, audio_config=None, tie_word_embeddings=True, **special)
+
+
+def llama4(common: dict, text: dict) -> Llama4Config:
+    ids = common["ids"]
+    own = text | dict(
+        num_hidden_layers=4,
+        head_dim=12,
+        intermediate_size=10,
+        intermediate_size_mlp=20,
+        interleave_moe_layer_step=2,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        attention_chunk_size=48,
+        tie_word_embeddings=False,
+    )
+    own.pop("num_experts")
+    own.pop("moe_intermediate_size")
+    tower = dict(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vision_output_dim=20,
+        image_size=16,
+        patch_size=4,
+        projector_input_dim=20,
+        projector_output_dim=20,
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+    )
+    special = dict(
+        image_token_index=ids["<|patch|>"],
+        boi_token_index=ids["<|image_start|>"],
+        eoi_token_index=ids["<|image_end|>"],
+    )
+    return Llama4Config(text_config=own, vision_config=tower, **special)
+
+
+def qwen_processor() -> Qwen2VLImageProcessor:
+    return Qwen2VLImageProcessor(
+        patch_size=4,
+        temporal_patch_size=2,
+        merge_size=2,
+        image_mean=[0.5, 0.45, 0.4],
+        image_std=[0.5, 0.4, 0.6],
+        size={"shortest_edge": 4 * 64, "longest_edge": 20 * 64},
+    )
+
+
+def gemma_processor() -> Gemma4ImageProcessor:
+    return Gemma4ImageProcessor(patch_size=2, pooling_kernel_size=3, max_soft_tokens=70)
+
+
+def llama_processor() -> Llama4ImageProcessor:
+    return Llama4ImageProcessor(size={"height": 16, "width": 16}, max_patches=6, image_mean=[0.5, 0.45, 0.4])
+
+
+def expand_qwen(own: PreTrainedTokenizerFast, made: BatchFeature, index: int) -> str:
+    return "<|image_pad|>" * (int(made["image_grid_thw"][index].prod()) // 4)
+
+
+def expand_gemma(own: PreTrainedTokenizerFast, made: BatchFeature, index: int) -> str:
+    """As `Gemma4Processor.replace_image_token`."""
+    return "<|image>" + "<|image|>" * int(made["num_soft_tokens_per_image"][index]) + "<image|>"
+
+
+def expand_llama(own: PreTrainedTokenizerFast, made: BatchFeature, index: int) -> str:
+    processor = Llama4Processor(llama_processor(), own, patch_size=4, pixel_shuffle_ratio=0.5)
+    return processor.replace_image_token(made, index)
+
+
 @dataclass
 class Family:
     """How to make a model."""
 
     config: object
     model: type
+    processor: object
+    # What stands for a picture, of what the processor makes of all.
+    expand: object
+    # Special tokens; what a template writes around a picture and in its place; what a row of the picture has.
+    special: tuple[str, ...] = tuple(SPECIAL)
+    shown: str = "<|vision_start|><|image_pad|><|vision_end|>"
+    placeholder: str = "<|image_pad|>"
+    row: str = "<|image_pad|>"
     # Whether norms of the text model are stored less one.
     centred_norms: bool = False
+    # Whether attention does not divide products by the root of a head's width.
+    undivided: bool = False
     # Whether published files have the matrices of experts with columns as rows, which the converter expects.
     published_columns: bool = False
 
 
 FAMILIES = {
-    "qwen3_vl_moe": Family(qwen3_vl_moe, Qwen3VLMoeForConditionalGeneration, published_columns=True),
-    "qwen3_5_moe": Family(qwen3_5_moe, Qwen3_5MoeForConditionalGeneration, centred_norms=True),
+    "qwen3_vl_moe": Family(
+        qwen3_vl_moe, Qwen3VLMoeForConditionalGeneration, qwen_processor, expand_qwen, published_columns=True
+    ),
+    "qwen3_5_moe": Family(
+        qwen3_5_moe, Qwen3_5MoeForConditionalGeneration, qwen_processor, expand_qwen, centred_norms=True
+    ),
+    "gemma4": Family(
+        gemma4,
+        Gemma4ForConditionalGeneration,
+        gemma_processor,
+        expand_gemma,
+        undivided=True,
+        special=tuple(GEMMA),
+        shown="<|image|>",
+        placeholder="<|image|>",
+        row="<|image|>",
+    ),
+    "llama4": Family(
+        llama4,
+        Llama4ForConditionalGeneration,
+        llama_processor,
+        expand_llama,
+        special=tuple(LLAMA),
+        shown="<|image|>",
+        placeholder="<|image|>",
+        row="<|patch|>",
+    ),
 }
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """A token for every byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, merges=[]))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     own.decoder = decoders.ByteLevel()
-    own.add_special_tokens(SPECIAL)
+    own.add_special_tokens(list(family.special))
     return PreTrainedTokenizerFast(
-        tokenizer_object=own, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
+        tokenizer_object=own,
+        eos_token="<|im_end|>",
+        pad_token=family.special[0],
+        chat_template=TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", family.shown),
     )
 
 
 def config(family: Family, ids: dict[str, int]) -> transformers.PreTrainedConfig:
     text = TEXT | dict(vocab_size=len(ids) + 256, eos_token_id=ids["<|im_end|>"])
+    if "<|image_pad|>" not in ids:
+        return family.config(dict(ids=ids), text)
     common = dict(
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -148,7 +302,7 @@ def config(family: Family, ids: dict[str, int]) -> transformers.PreTrainedConfig
     return family.config(common, text)
 
 
-def randomise(model: torch.nn.Module, centred_norms: bool) -> None:
+def randomise(model: torch.nn.Module, centred_norms: bool, undivided: bool) -> None:
     """Weights of some size, so that pictures matter, in values that bfloat16 holds."""
     generator = torch.Generator().manual_seed(SEED)
     for name, weight in sorted(model.named_parameters()):
@@ -157,7 +311,17 @@ def randomise(model: torch.nn.Module, centred_norms: bool) -> None:
         wide = weight.shape[-1] if weight.dim() > 1 else 25
         values = torch.randn(weight.shape, generator=generator)
         spread = 0.25 if norm else 1.3 / wide**0.5
-        weight.data = (values * spread + float(norm and not centred)).to(torch.bfloat16).float()
+        # Products of normed queries and keys are not divided by the root of their width: they would be large.
+        around = 0.5 if name.endswith(("q_norm.weight", "k_norm.weight")) and undivided else 1.0
+        weight.data = (values * spread + around * float(norm and not centred)).to(torch.bfloat16).float()
+    for name, buffer in sorted(model.named_buffers()):
+        values = torch.rand(buffer.shape, generator=generator)
+        bounds = {"std_bias": (-0.5, 0.5), "std_scale": (0.5, 1.5), "layer_scalar": (0.5, 1.5)}
+        # Some are reached.
+        bounds |= {"input_min": (-2, -1), "input_max": (1, 2), "output_min": (-2, -1), "output_max": (1, 2)}
+        if limits := bounds.get(name.split(".")[-1]):
+            made = limits[0] + (limits[1] - limits[0]) * values
+            buffer.data = made.to(torch.bfloat16).float()
 
 
 def pictures(folder: Path) -> list[Image.Image]:
@@ -203,18 +367,11 @@ def main() -> None:
     arguments = parser.parse_args()
     family, folder = FAMILIES[arguments.family], arguments.out / arguments.family
     folder.mkdir(parents=True, exist_ok=True)
-    own = tokenizer()
-    ids = {name: own.convert_tokens_to_ids(name) for name in SPECIAL}
+    own = tokenizer(family)
+    ids = {name: own.convert_tokens_to_ids(name) for name in family.special}
     model = family.model(config(family, ids)).eval()
-    randomise(model, family.centred_norms)
-    processor = Qwen2VLImageProcessor(
-        patch_size=4,
-        temporal_patch_size=2,
-        merge_size=2,
-        image_mean=[0.5, 0.45, 0.4],
-        image_std=[0.5, 0.4, 0.6],
-        size={"shortest_edge": 4 * 64, "longest_edge": 20 * 64},
-    )
+    randomise(model, family.centred_norms, family.undivided)
+    processor = family.processor()
     model.bfloat16().save_pretrained(folder)
     model = family.model.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
@@ -234,20 +391,20 @@ def main() -> None:
         },
     ]
     text = own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    placeholder, counts = ids["<|image_pad|>"], made["image_grid_thw"].prod(-1) // 4
-    tokens, left = [], iter(counts.tolist())
-    for token in own.encode(text, add_special_tokens=False):
-        tokens += [token] * (next(left) if token == placeholder else 1)
-    tokens = torch.tensor([tokens])
+    pieces = text.split(family.placeholder)
+    expanded = [family.expand(own, made, index) for index in range(len(pieces) - 1)]
+    encoded = [[own.encode(part, add_special_tokens=False) for part in pair] for pair in zip(pieces, [*expanded, ""])]
+    tokens = torch.tensor([[token for pair in encoded for part in pair for token in part]])
+    placed = [token for plain, shown in encoded for token in plain + [ids[family.placeholder]] * len(shown)]
+    rows = tokens == ids[family.row]
+    inputs = {name: value for name, value in made.items() if name not in ("num_soft_tokens_per_image", "aspect_ratios")}
+    if "<|vision_start|>" in ids or "<image|>" in ids:
+        inputs["mm_token_type_ids"] = rows.int()
 
     def logits(model: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
         with torch.no_grad():
             return model(
-                input_ids=tokens,
-                pixel_values=made["pixel_values"].to(dtype),
-                image_grid_thw=made["image_grid_thw"],
-                mm_token_type_ids=(tokens == placeholder).int(),
-                use_cache=False,
+                input_ids=tokens, **inputs | {"pixel_values": made["pixel_values"].to(dtype)}, use_cache=False
             ).logits[0]
 
     found = logits(model, torch.float32)
@@ -258,9 +415,9 @@ def main() -> None:
     report = {
         "reference": f"transformers {transformers.__version__}, float32, eager",
         "float64_relative_error": f"{error:.2e}",
-        "grids": made["image_grid_thw"].tolist(),
+        "rows": int(rows.sum()),
     }
-    arrays = {"tokens": tokens[0].int(), "logits": found[STEP - 1 :: STEP].contiguous()}
+    arrays = {"tokens": torch.tensor(placed, dtype=torch.int32), "logits": found[STEP - 1 :: STEP].contiguous()}
     metadata = {"report": json.dumps(report | {"messages": messages})}
     save_file(arrays, folder / "golden.safetensors", metadata=metadata)
     print(json.dumps(report), tokens.shape[1], "tokens")

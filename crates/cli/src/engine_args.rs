@@ -198,10 +198,7 @@ impl EngineArgs {
             mmproj: pictures.as_ref().and_then(|pictures| pictures.mmproj.clone()),
             ..Options::default()
         };
-        // Pictures are read on the processor.
-        let any = pictures.is_some() && self.backend == BackendKind::Auto;
-        let compute = if any { Compute::Cpu } else { self.backend.compute() };
-        let mut options = OpenOptions::new().engine_options(engine).compute(compute);
+        let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
         options = options.batch_invariant(self.batch_invariant);
         options = options.devices(self.devices.clone().unwrap_or_default());
         options = options.device_memories(self.device_memory.clone());
@@ -241,7 +238,7 @@ impl EngineArgs {
     }
 
     /// As [`EngineArgs::open_text`], to answer with the adapter in the folder `lora`, if there is one, and with the part that reads
-    /// pictures, if they are; then on the processor, unless another backend was asked for.
+    /// pictures, if they are.
     pub fn open_adapted(
         &self,
         model: &Path,

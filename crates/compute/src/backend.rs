@@ -93,6 +93,9 @@ pub struct Batch<'a> {
     /// Positions of every row on the axes of rotations that have several ([`Rope::axes`](crate::graph::Rope::axes)); empty
     /// where each is at its place in the sequence on all of them.
     pub positions: &'a [[u32; 3]],
+    /// The last position that each row sees where attention looks [`ahead`](crate::graph::Attention::ahead), among those of its
+    /// span's rows; empty where that is its own.
+    pub sees: &'a [u32],
 }
 
 /// Embeddings that come with a batch in place of those of its tokens: what an encoder made of a picture.
@@ -100,8 +103,9 @@ pub struct Batch<'a> {
 pub struct Embeddings<'a> {
     /// Rows of the batch, ascending.
     pub rows: &'a [u32],
-    /// (rows, levels · hidden_size), f32: of each row what stands for its token, then what
-    /// [`GraphBuilder::add_embeddings`](crate::graph::GraphBuilder::add_embeddings) adds, level by level.
+    /// (rows, levels · hidden_size), f32: what
+    /// [`GraphBuilder::given_embeddings`](crate::graph::GraphBuilder::given_embeddings) puts there, level by level: what stands for
+    /// a token first.
     pub values: &'a [f32],
 }
 
@@ -152,6 +156,26 @@ impl Batch<'_> {
             Some(given) => given.map(|position| position as usize),
             None => [position; 3],
         })
+    }
+
+    /// The last position that a row of a span sees where attention looks ahead.
+    pub(crate) fn sees(&self, span: &Span<'_>, row: usize) -> usize {
+        let own = span.start + (row - span.rows.start);
+        self.sees.get(row).map_or(own, |last| (*last as usize).max(own))
+    }
+
+    /// Checks that rows see no further than the rows of their spans go.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if not.
+    pub(crate) fn check_sees(&self) -> Result<()> {
+        let beyond = |span: &&Span<'_>| {
+            span.rows.clone().any(|row| self.sees(span, row) >= span.start + span.rows.len())
+        };
+        let Some(span) = self.spans.iter().find(beyond) else { return Ok(()) };
+        let got = span.rows.clone().map(|row| self.sees(span, row)).max().unwrap_or(0);
+        let (what, expected) = ("last position that a row sees", span.start + span.rows.len() - 1);
+        Err(crate::Error::Shape { op: "attention", what, expected, got })
     }
 
     /// Checks that there is a row of `width` columns for every token.
@@ -275,6 +299,11 @@ pub trait Backend {
     /// Whether weights, pages and scratch are in memory of the backend's own, and not in that of the processor.
     fn has_own_memory(&self) -> bool {
         false
+    }
+
+    /// What of `graph` it cannot run, for people, if there is something.
+    fn refuses(&self, _graph: &Graph) -> Option<&'static str> {
+        None
     }
 
     /// Whether it has slots for experts of its own, so that those of its source are not the ones it computes from.

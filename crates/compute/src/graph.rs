@@ -66,8 +66,8 @@ pub use recurrent::{
 };
 pub use rope::{Growth, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
 pub use rows::{
-    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp,
+    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp, StandardizeOp,
 };
 pub use selection::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen};
 

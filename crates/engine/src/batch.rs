@@ -178,6 +178,7 @@ impl Engine {
             outputs: &rows,
             embeddings,
             positions,
+            sees: pictures.sees(),
             rows: &[],
         };
         run(self, &batch, parts)?;

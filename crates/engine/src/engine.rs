@@ -178,7 +178,7 @@ impl Engine {
         let compile = placement.compile_options(options);
         let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, adjustable, .. } =
             placement;
-        let trunk = budget.needs.trunk;
+        let trunk = model.trunk_bytes();
 
         let mut loaded = 0;
         let mut read = |bytes: u64| {
@@ -187,8 +187,7 @@ impl Engine {
         };
         let weights = model.load(&mut read)?;
         let draft_weights = model.load_draft(&weights, &mut read)?;
-        let pixels = options.picture_pixels.unwrap_or(0);
-        let encoder = Encoder::new(&model, backend, options.activations, pixels, &mut read)?;
+        let encoder = Encoder::new(&model, backend, options, &mut read)?;
         let (description, precision) = (backend.describe(), (options.activations, kv_type));
         let (own_graph, own_weights) = model.own_graph();
         let fingerprint = Fingerprint::new(&own_graph, &weights[..own_weights], &description, precision);
@@ -451,9 +450,11 @@ impl Engine {
             slots = StateSlots { read, write: new.number() };
             state = Some(new);
         }
-        for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
+        while position - start < tokens.len() {
+            let (before, next) = tokens.split_at(position - start);
+            let chunk = &next[..self.uncut((session, start), (before, next), self.chunk)];
             self.reserve(session, position, position + chunk.len())?;
-            let last = (index + 1) * self.chunk >= tokens.len();
+            let last = chunk.len() == next.len();
             let rows: Vec<u32> = match outputs {
                 Some(Outputs::All) => (0..chunk.len() as u32).collect(),
                 Some(Outputs::Last) if last => vec![chunk.len() as u32 - 1],
@@ -463,9 +464,15 @@ impl Engine {
             let spans = &[Span { rows: 0..chunk.len(), start: position, pages, slots, adapter }];
             let pictures = self.picture_rows(session, (start, tokens), position..position + chunk.len())?;
             let (embeddings, positions) = (pictures.embeddings(), pictures.positions());
-            let outputs = &rows[..];
-            let batch =
-                Batch { tokens: pictures.tokens(chunk), spans, outputs, embeddings, positions, rows: &[] };
+            let batch = Batch {
+                tokens: pictures.tokens(chunk),
+                spans,
+                outputs: &rows,
+                embeddings,
+                positions,
+                sees: pictures.sees(),
+                rows: &[],
+            };
             run(self, &batch, position + chunk.len() - rows.len())?;
             session.drafts.push(position, chunk, self.executable.every_hidden());
             // The state before is kept; the new one belongs to this evaluation.

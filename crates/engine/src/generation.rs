@@ -195,7 +195,9 @@ impl Generation<'_> {
         }
         let total = self.prompt.len();
         if self.evaluated < total || self.prefill.is_none() {
-            let end = total.min(self.evaluated + self.engine.chunk());
+            let rest = &self.prompt[self.evaluated..];
+            let at = (&*self.session, self.session.position());
+            let end = self.evaluated + self.engine.uncut(at, (&[], rest), self.engine.chunk());
             let chunk = &self.prompt[self.evaluated..end];
             self.logits = self.engine.eval(self.session, chunk, Outputs::Last)?;
             self.evaluated = end;

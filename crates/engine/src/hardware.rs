@@ -211,15 +211,29 @@ impl Compute {
     }
 }
 
+/// How the processor is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Processor {
+    /// Threads; by default one a core.
+    pub threads: Option<usize>,
+    /// The best instruction set to use; by default the machine's best.
+    pub simd: Option<SimdLevel>,
+}
+
+impl Processor {
+    /// # Errors
+    /// [`Error::Option`] for threads that cannot be meant, [`Error::Compute`] if the machine lacks the instruction set.
+    pub(crate) fn backend(self) -> Result<CpuBackend> {
+        Ok(CpuBackend::new(threads(self.threads)?, self.simd)?)
+    }
+}
+
 /// Hardware and how much of its memory may be used.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hardware {
     pub(crate) compute: Compute,
     pub(crate) devices: Devices,
-    /// Threads of the processor; by default one a core.
-    pub(crate) threads: Option<usize>,
-    /// The best instruction set to use; by default the machine's best.
-    pub(crate) simd: Option<SimdLevel>,
+    pub(crate) processor: Processor,
     /// Bytes of the GPUs' memory: of each, or of all alike.
     pub(crate) device_memory: Vec<u64>,
     /// See [`GpuOptions::batch_invariant`].
@@ -243,7 +257,7 @@ impl Hardware {
             }
             let batch_invariant = self.batch_invariant;
             // A thread waits for the GPU.
-            let threads = threads(self.threads)?.saturating_sub(1).max(1);
+            let threads = threads(self.processor.threads)?.saturating_sub(1).max(1);
             let share = ProcessorShare { threads, part: self.processor_share };
             let processor = Some(share).filter(|_| !unified);
             let options = GpuOptions { batch_invariant, processor, ..GpuOptions::default() };
@@ -256,7 +270,7 @@ impl Hardware {
                 got: format!("{} and no GPU", size(*bytes)),
             });
         }
-        Ok((Box::new(CpuBackend::new(threads(self.threads)?, self.simd)?), self.memory))
+        Ok((Box::new(self.processor.backend()?), self.memory))
     }
 
     /// Divides memory between a GPU that shares the processor's and may have `free` bytes of it, or is to have `wanted`, and the

@@ -65,7 +65,7 @@ pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use experts::routing::RouterChoices;
 pub use generation::{Finish, Generated, TextModel};
-pub use hardware::{Compute, Devices};
+pub use hardware::{Compute, Devices, Processor};
 pub use minima::Minima;
 pub use moeflux_compute::TokenSet;
 pub use open::{OpenOptions, open};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
 use crate::adapters::AdapterSource;
@@ -88,13 +88,13 @@ impl OpenOptions {
 
     /// Threads that compute.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.hardware.threads = Some(threads);
+        self.hardware.processor.threads = Some(threads);
         self
     }
 
     /// The best instruction set to use.
     pub fn simd(mut self, level: SimdLevel) -> Self {
-        self.hardware.simd = Some(level);
+        self.hardware.processor.simd = Some(level);
         self
     }
 
@@ -130,7 +130,7 @@ impl OpenOptions {
     }
 
     /// Loads the part of the model that reads pictures too; larger ones are reduced to so many pixels. Pictures are read on the
-    /// processor.
+    /// processor, also where the model runs on GPUs.
     pub fn picture_pixels(mut self, pixels: usize) -> Self {
         self.options.picture_pixels = Some(pixels);
         self
@@ -165,21 +165,19 @@ impl OpenOptions {
     pub fn open_with_progress(
         &self,
         model: impl AsRef<Path>,
-        progress: impl FnMut(u64, u64),
+        mut progress: impl FnMut(u64, u64),
     ) -> Result<TextModel> {
-        let (backend, memory) = self.hardware.backend()?;
-        let options = Options { memory, ..self.options.clone() };
-        TextModel::open(&locate(model.as_ref())?, &*backend, &options, progress)
+        let model = locate(model.as_ref())?;
+        self.opened(|backend, options| TextModel::open(&model, backend, options, &mut progress))
     }
 
     /// Opens a model without its tokenizer; `progress` gets (bytes loaded, bytes in all).
     ///
     /// # Errors
     /// As [`Engine::open`]; [`Error::Option`] if the hardware asked for is not there.
-    pub fn open_engine(&self, model: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let (backend, memory) = self.hardware.backend()?;
-        let options = Options { memory, ..self.options.clone() };
-        Engine::open(&locate(model.as_ref())?, &*backend, &options, progress)
+    pub fn open_engine(&self, model: impl AsRef<Path>, mut progress: impl FnMut(u64, u64)) -> Result<Engine> {
+        let model = locate(model.as_ref())?;
+        self.opened(|backend, options| Engine::open(&model, backend, options, &mut progress))
     }
 
     /// Opens a model of random weights that is not written anywhere: its bytes are made in memory when they are read, some
@@ -212,11 +210,28 @@ impl OpenOptions {
     /// # Errors
     /// As [`OpenOptions::open_engine`], but for memory that does not suffice.
     pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
-        let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
-        let mut model = self.options.record(checkpoint, &*backend)?;
-        model.adapt(&self.options.adapters)?;
-        Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
+        self.opened(|backend, options| {
+            let mut model = options.record(Arc::clone(&checkpoint), backend)?;
+            model.adapt(&options.adapters)?;
+            Minima::new(&model, backend, options).map(|minima| minima.host)
+        })
+    }
+
+    /// Opens something on the hardware that was asked for; where any will do, on the processor if GPUs cannot run a model that
+    /// reads pictures.
+    fn opened<T>(&self, mut open: impl FnMut(&dyn Backend, &Options) -> Result<T>) -> Result<T> {
+        let mut on = |hardware: &Hardware| {
+            let (backend, memory) = hardware.backend()?;
+            open(&*backend, &Options { memory, processor: hardware.processor, ..self.options.clone() })
+        };
+        let any = self.options.picture_pixels.is_some() && self.hardware.compute == Compute::Auto;
+        match on(&self.hardware) {
+            Err(Error::Option { option: "backend", .. }) if any => {
+                on(&Hardware { compute: Compute::Cpu, ..self.hardware.clone() })
+            }
+            outcome => outcome,
+        }
     }
 }
 

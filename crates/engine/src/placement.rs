@@ -78,7 +78,8 @@ impl Placement {
         let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
         let kv_type = options.kv_type.unwrap_or(default_kv);
         kv_type.check(&model.graph)?;
-        let trunk = model.trunk_bytes();
+        let encoder = model.vision.as_ref().map_or(0, |vision| vision.encoder.trunk_bytes());
+        let trunk = model.trunk_bytes() - if backend.has_own_memory() { encoder } else { 0 };
         let total = options.memory.or_else(memory::default_budget).unwrap_or(u64::MAX);
         let top_k = top_k(model);
         let sequences = options.sequences.max(1);
@@ -90,8 +91,15 @@ impl Placement {
         };
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
-        let mut chunk =
-            positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context.max(options.sequences));
+        // Tokens of a picture that attend to each other come at once, beside a token of each sequence.
+        let at_once = match pictures::tokens_at_once(model, options.picture_pixels.unwrap_or(0)) {
+            0 => 0,
+            tokens => tokens + sequences,
+        };
+        let mut chunk = positive("chunk", options.chunk)?
+            .unwrap_or(CHUNK)
+            .min(context.max(options.sequences))
+            .max(at_once);
         // Pages that are wanted, and the fewest that do.
         let wanted = |context: usize| {
             let of_some = context.saturating_mul(sequences.min(FULL_SEQUENCES));
@@ -107,8 +115,7 @@ impl Placement {
             None => 0,
         };
         let reading = model.experts.reading_bytes(options.read_depth);
-        let pixels = options.picture_pixels.unwrap_or(0);
-        let pictures = pictures::memory(model, backend, options.activations, pixels);
+        let pictures = pictures::memory(model, backend, options)?;
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -122,10 +129,13 @@ impl Placement {
                 .saturating_mul(2)
                 .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
             let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
-            let scratch = scratch.saturating_add(pictures);
+            // Where the model is in memory of the backend's own, what reads pictures is in the processor's all the same.
+            let beside = if backend.has_own_memory() { pictures.saturating_add(encoder) } else { 0 };
+            let scratch = if beside > 0 { scratch } else { scratch.saturating_add(pictures) };
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);
+            let overhead = overhead.saturating_add(beside);
             Needs { kept, overhead, in_own_memory: backend.has_own_memory(), ..needs }
         };
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
@@ -152,18 +162,18 @@ impl Placement {
                 Err(Error::Budget { .. }) => (true, true),
                 _ => break placed?,
             };
-            let may_read_less = options.chunk.is_none() && chunk > SMALLEST_CHUNK;
+            let may_read_less = options.chunk.is_none() && chunk > SMALLEST_CHUNK.max(at_once);
             // Pages that were asked for do not depend on the context.
             let may_hold_less = |less: usize| options.context.is_none() && least(less) < least(context);
             if scratch && may_read_less && chunk > FAIR_CHUNK {
-                chunk -= SMALLEST_CHUNK.min(chunk - FAIR_CHUNK);
+                chunk = (chunk - SMALLEST_CHUNK.min(chunk - FAIR_CHUNK)).max(at_once);
             } else if kv && context > FAIR_CONTEXT && may_hold_less(context - PAGE_TOKENS) {
                 context -= PAGE_TOKENS;
             } else if placed.is_err() && may_read_less {
-                chunk /= 2;
+                chunk = (chunk / 2).max(at_once);
             } else if placed.is_err() && context > SMALLEST_CONTEXT && may_hold_less(context / 2) {
                 context /= 2;
-                chunk = chunk.min(context.max(options.sequences));
+                chunk = chunk.min(context.max(options.sequences)).max(at_once);
             } else {
                 break placed?;
             }

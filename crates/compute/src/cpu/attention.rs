@@ -15,19 +15,20 @@ use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
 use crate::Result;
-use crate::backend::{KvType, PAGE_TOKENS, Span};
+use crate::backend::{Batch, KvType, PAGE_TOKENS, Span};
 use crate::graph::{Attention, AttentionOp};
 use crate::profile::Work;
 
 impl CpuOp for AttentionOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { q, k, v, cache, sinks, chosen } = *self;
+        call.batch.check_sees()?;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let (pool, simd) = (&cpu.context.pool, cpu.context.simd);
             let qkv = [q, k, v].map(|value| cpu.values.of(value));
             let choices = chosen.map(|how| Choices { how, blocks: cpu.values.of(how.blocks) });
             let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices };
-            cpu.caches[cache.0].attend(pool, simd, qkv, seen, call.batch.spans, out);
+            cpu.caches[cache.0].attend(pool, simd, qkv, seen, call.batch, out);
             Ok(())
         })
     }
@@ -52,7 +53,7 @@ impl KvCache {
     /// What attention of `rows` rows from position `start` on does. Rows of a block share what they read.
     pub(crate) fn work(&self, start: usize, rows: usize) -> Work {
         let Attention { heads, head_dim, value_dim, .. } = self.shape;
-        let seen = |i: usize| crate::reference::visible(&self.shape, start + i);
+        let seen = |i: usize| crate::reference::visible(&self.shape, start + i, start + i);
         let flops: usize = (0..rows).map(|i| 2 * heads * (head_dim + value_dim) * seen(i).len()).sum();
         let read = |first: usize| seen((first + ROW_BLOCK).min(rows) - 1).end - seen(first).start;
         let positions: usize = (0..rows).step_by(ROW_BLOCK).map(read).sum();
@@ -144,9 +145,10 @@ impl KvCache {
         simd: Simd,
         [q, k, v]: [&[f32]; 3],
         Seen { sinks, choices }: Seen<'_>,
-        spans: &[Span<'_>],
+        batch: &Batch<'_>,
         out: &mut [f32],
     ) {
+        let spans = batch.spans;
         self.append_all([k, v], spans);
         if let Some(choices) = choices {
             return self.attend_chosen((pool, simd), q, (choices, sinks), spans, out);
@@ -162,7 +164,8 @@ impl KvCache {
         let shape = &self.shape;
         pool.run(blocks.len() * kv_heads, &|task| {
             let (span, rows) = &blocks[task / kv_heads];
-            let block = Block { shape, q, sinks, span, rows: rows.clone(), kv_head: task % kv_heads };
+            let kv_head = task % kv_heads;
+            let block = Block { shape, q, sinks, batch, span, rows: rows.clone(), kv_head };
             match self.pages.values() {
                 Values::F16(pages) => block.attend(simd, pages, &out),
                 Values::F32(pages) => block.attend(simd, pages, &out),
@@ -178,6 +181,7 @@ struct Block<'a> {
     /// (rows of the batch, heads · head_dim), f32.
     q: &'a [f32],
     sinks: Option<&'a [f32]>,
+    batch: &'a Batch<'a>,
     span: &'a Span<'a>,
     rows: Range<usize>,
     kv_head: usize,
@@ -185,11 +189,13 @@ struct Block<'a> {
 
 impl Block<'_> {
     fn attend<E: Element>(&self, simd: Simd, pages: &[Box<[E]>], out: &SharedMut<'_, f32>) {
-        let Self { span, q, kv_head, .. } = *self;
+        let Self { batch, span, q, kv_head, .. } = *self;
         let Attention { heads, kv_heads, head_dim: dim, value_dim, scale, .. } = *self.shape;
         let (rows, group) = (self.rows.clone(), heads / kv_heads);
-        let visible =
-            |row: usize| crate::reference::visible(self.shape, span.start + (row - span.rows.start));
+        let visible = |row: usize| {
+            let position = span.start + (row - span.rows.start);
+            crate::reference::visible(self.shape, position, batch.sees(span, row))
+        };
         let mut states = vec![(f32::NEG_INFINITY, 0.0f32); rows.len() * group];
         if let Some(sinks) = self.sinks {
             // As if a first key had this score and a value of zero.
@@ -198,7 +204,8 @@ impl Block<'_> {
         }
         let mut sums = vec![0.0f32; rows.len() * group * value_dim];
         let mut scores = vec![0.0f32; group * PAGE_TOKENS];
-        let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
+        let first = visible(rows.start).start;
+        let last = rows.clone().map(|row| visible(row).end).max().unwrap_or(0);
         let keys_of = |page: usize| {
             let n = PAGE_TOKENS.min(last - page * PAGE_TOKENS);
             let first = kv_head * PAGE_TOKENS;

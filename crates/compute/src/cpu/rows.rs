@@ -4,8 +4,8 @@ use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::Result;
 use crate::graph::operation::Operation;
 use crate::graph::{
-    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp,
+    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp, StandardizeOp,
 };
 use crate::quant::dequantize_row;
 
@@ -16,23 +16,23 @@ impl CpuOp for EmbedOp {
             let table = cpu.weights[self.table.0].view();
             let rows = buffer.chunks_exact_mut(out.width());
             rows.zip(call.batch.tokens)
-                .try_for_each(|(row, token)| dequantize_row(table, *token as usize, row))?;
-            for (row, given) in call.batch.embeddings.level(Self::NAME, 0, out.width())? {
-                buffer[row * out.width()..(row + 1) * out.width()].copy_from_slice(given);
-            }
-            Ok(())
+                .try_for_each(|(row, token)| dequantize_row(table, *token as usize, row))
         })
     }
 }
 
-impl CpuOp for AddEmbeddingsOp {
+impl CpuOp for GivenEmbeddingsOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (x, out) = (self.x, call.out());
         cpu.write(out, call.tokens(), |cpu, buffer| {
             buffer.copy_from_slice(cpu.values.of(x));
             for (row, given) in call.batch.embeddings.level(Self::NAME, self.level, x.width())? {
                 let row = &mut buffer[row * x.width()..(row + 1) * x.width()];
-                row.iter_mut().zip(given).for_each(|(x, more)| *x += more);
+                if self.level == 0 {
+                    row.copy_from_slice(given);
+                } else {
+                    row.iter_mut().zip(given).for_each(|(x, more)| *x += more);
+                }
             }
             Ok(())
         })
@@ -70,11 +70,34 @@ impl CpuOp for AddOp {
 
 impl CpuOp for ClampOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
-        let Self { x, limit } = *self;
+        let Self { x, limits: [low, high] } = *self;
         let rows = cpu.values.rows(x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             let x = cpu.values.row(x, row);
-            out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
+            // Not a number stays so.
+            let limited = |v: f32| {
+                if v < low {
+                    low
+                } else if v > high {
+                    high
+                } else {
+                    v
+                }
+            };
+            out.iter_mut().zip(x).for_each(|(o, v)| *o = limited(*v));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for StandardizeOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, mean, scale } = *self;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let (mean, scale) = (&cpu.vectors[mean.0], &cpu.vectors[scale.0]);
+            let columns = cpu.values.row(x, row).iter().zip(mean.iter().zip(scale.iter()));
+            out.iter_mut().zip(columns).for_each(|(o, (x, (m, s)))| *o = (x - m) * s);
         });
         Ok(())
     }

@@ -595,6 +595,10 @@ arguments! {
     /// Of `rope`.
     RopeConstants { heads: usize, head_dim: usize, pairs: usize, interleaved: bool, first: usize, inverse: bool }
 
+    ["rows.h" GivenConstants]
+    /// Of `put_rows`.
+    GivenConstants { width: usize, each: usize, first: usize, adds: bool }
+
     ["rows.h" RepeatConstants]
     /// Of `repeat`.
     RepeatConstants { count: usize, width: usize, times: usize }

@@ -111,6 +111,10 @@ impl Backend for GpuBackend {
         device_scratch_bytes(graph, options.max_rows)
     }
 
+    fn refuses(&self, graph: &Graph) -> Option<&'static str> {
+        supported::unsupported(graph)
+    }
+
     fn has_own_memory(&self) -> bool {
         self.options.host_memory
     }

@@ -305,7 +305,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
             Step::SwiGlu { gate, up, out }
         }
         Op::Add(AddOp { a, b }) => Step::Add { a, b, out },
-        Op::Clamp(ClampOp { x, limit }) => Step::Clamp { x, limit, out },
+        Op::Clamp(ClampOp { x, limits: [_, limit] }) => Step::Clamp { x, limit, out },
         Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp, .. }) => {
             Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
         }

@@ -15,6 +15,9 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
     match op {
         Op::Attention(op) => {
             let shape = graph.caches()[op.cache.0];
+            if shape.ahead {
+                return Some("attention to later tokens");
+            }
             if shape.head_dim > 512 {
                 return Some("heads of more than 512 channels");
             }
@@ -44,9 +47,10 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
         Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
         Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
+        Op::Clamp(op) => (op.limits[0] != -op.limits[1]).then_some("limits of two sizes"),
         Op::InputRows(_)
+        | Op::Standardize(_)
         | Op::Join(_)
-        | Op::AddEmbeddings(_)
         | Op::BlockRows(_)
         | Op::Gelu(_)
         | Op::BidirectionalAttention(_) => Some(op.label()),
@@ -54,7 +58,7 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)
         | Op::Add(_)
-        | Op::Clamp(_)
+        | Op::GivenEmbeddings(_)
         | Op::Slice(_)
         | Op::Repeat(_)
         | Op::GatherRows(_)

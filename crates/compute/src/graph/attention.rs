@@ -23,12 +23,23 @@ pub struct Attention {
     pub window: Option<usize>,
     /// A key is visible iff it is in the same chunk of so many positions as the query (Llama 4).
     pub chunk: Option<usize>,
+    /// Whether a query sees keys after its own, as far as the batch says ([`Batch::sees`](crate::backend::Batch::sees)).
+    pub ahead: bool,
 }
 
 impl Attention {
     /// Over everything before, with values as wide as keys.
     pub fn grouped(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
-        Self { heads, kv_heads, head_dim, scale, value_dim: head_dim, window: None, chunk: None }
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            value_dim: head_dim,
+            window: None,
+            chunk: None,
+            ahead: false,
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use super::operation::{Operation, Refers, Visitor};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
 use super::rope::{PositionScaleOp, RopeOp};
 use super::rows::{
-    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp,
+    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp, StandardizeOp,
 };
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
@@ -68,11 +68,12 @@ macro_rules! ops {
 ops! { $
     Embed(EmbedOp),
     Add(AddOp),
+    Standardize(StandardizeOp),
     Clamp(ClampOp),
     Slice(SliceOp),
     Repeat(RepeatOp),
     InputRows(InputRowsOp),
-    AddEmbeddings(AddEmbeddingsOp),
+    GivenEmbeddings(GivenEmbeddingsOp),
     Join(JoinOp),
     BlockRows(BlockRowsOp),
     GatherRows(GatherRowsOp),

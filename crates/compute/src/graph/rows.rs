@@ -46,21 +46,44 @@ impl Operation for AddOp {
     }
 }
 
-/// Limits every element to ±limit.
+/// Limits every element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClampOp {
     /// (rows, width).
     pub x: Value,
-    /// Largest magnitude let through.
-    pub limit: f32,
+    /// Least and largest value.
+    pub limits: [f32; 2],
 }
 
-refers!(ClampOp { x, limit });
+refers!(ClampOp { x, limits });
 
 impl Operation for ClampOp {
     const NAME: &'static str = "clamp";
 
     fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
+/// (x − mean) · scale, column by column.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StandardizeOp {
+    /// (rows, width).
+    pub x: Value,
+    /// (width), f32.
+    pub mean: WeightId,
+    /// (width), f32.
+    pub scale: WeightId,
+}
+
+refers!(StandardizeOp { x, mean, scale });
+
+impl Operation for StandardizeOp {
+    const NAME: &'static str = "standardize";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        graph.vector(Self::NAME, "mean", self.mean, self.x.width)?;
+        graph.vector(Self::NAME, "scale", self.scale, self.x.width)?;
         Ok(self.x.width)
     }
 }
@@ -131,19 +154,19 @@ impl Operation for InputRowsOp {
     }
 }
 
-/// x, plus at rows whose embeddings come with the batch what comes for this level.
+/// x with what comes with the batch at rows whose embeddings do: at level 0 in place of x, at others added to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AddEmbeddingsOp {
+pub struct GivenEmbeddingsOp {
     /// (tokens, width).
     pub x: Value,
-    /// Which of the parts of [`Embeddings::values`](crate::backend::Embeddings::values); 0 is what stands for the token.
+    /// Which of the parts of [`Embeddings::values`](crate::backend::Embeddings::values).
     pub level: usize,
 }
 
-refers!(AddEmbeddingsOp { x, level });
+refers!(GivenEmbeddingsOp { x, level });
 
-impl Operation for AddEmbeddingsOp {
-    const NAME: &'static str = "add_embeddings";
+impl Operation for GivenEmbeddingsOp {
+    const NAME: &'static str = "given_embeddings";
 
     fn width(&self, _: &GraphBuilder) -> Result<usize> {
         Ok(self.x.width)
@@ -216,9 +239,10 @@ impl GraphBuilder {
         self.record(InputRowsOp { width }).expect("any input fits")
     }
 
-    /// x, plus at rows whose embeddings come with the batch the part `level` of those.
-    pub fn add_embeddings(&mut self, x: Value, level: usize) -> Value {
-        self.record(AddEmbeddingsOp { x, level }).expect("any input fits")
+    /// x with the part `level` of the embeddings that come with the batch at their rows: in place of x at level 0, else added
+    /// to it.
+    pub fn given_embeddings(&mut self, x: Value, level: usize) -> Value {
+        self.record(GivenEmbeddingsOp { x, level }).expect("any input fits")
     }
 
     /// In place of each row the block of `rows` rows of its span that it is in: (tokens, rows · width).
@@ -241,7 +265,20 @@ impl GraphBuilder {
 
     /// x limited to ±|limit|.
     pub fn clamp(&mut self, x: Value, limit: f32) -> Value {
-        self.record(ClampOp { x, limit: limit.abs() }).expect("any input fits")
+        self.clamp_between(x, [-limit.abs(), limit.abs()])
+    }
+
+    /// x limited to values from one number to another that is not below it.
+    pub fn clamp_between(&mut self, x: Value, limits: [f32; 2]) -> Value {
+        self.record(ClampOp { x, limits }).expect("any input fits")
+    }
+
+    /// (x − mean) · scale, column by column.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if vectors are not as wide as x; [`Error::Unsupported`] if they are not f32.
+    pub fn standardize(&mut self, x: Value, mean: WeightId, scale: WeightId) -> Result<Value> {
+        self.record(StandardizeOp { x, mean, scale })
     }
 
     /// Columns `start..start + len` of each of `groups` equal parts of a row, side by side.

@@ -4,18 +4,19 @@ use std::ops::Range;
 
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, seen};
 use crate::Result;
-use crate::backend::{PAGE_TOKENS, Span};
+use crate::backend::{Batch, PAGE_TOKENS, Span};
 use crate::graph::{
     Attention, AttentionOp, BidirectionalAttentionOp, Chosen, LatentAttention, LatentAttentionOp,
     LatentInputs, LatentWeights, WeightId,
 };
 use crate::quant::dequantize_row;
 
-/// Keys visible to the query at `position`.
-pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
+/// Keys visible to the query at `position`, where attention that looks ahead sees up to `last`.
+pub fn visible(shape: &Attention, position: usize, last: usize) -> Range<usize> {
     let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
     let start = shape.chunk.map_or(0, |chunk| position - position % chunk);
-    first.max(start)..position + 1
+    let end = if shape.ahead { last.max(position) } else { position };
+    first.max(start)..end + 1
 }
 
 /// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax. Nothing to
@@ -66,8 +67,8 @@ impl ReferenceOp for AttentionOp {
         let sinks = self.sinks.map(|s| own.vector(s)).transpose()?;
         let chosen = self.chosen.map(|chosen| (chosen, call.of(chosen.blocks)));
         let inputs = [self.q, self.k, self.v].map(|value| call.of(value));
-        let spans = call.batch.spans;
-        Ok(Outcome::Rows(own.attention(self.cache.0, inputs, sinks.as_deref(), chosen, spans)))
+        call.batch.check_sees()?;
+        Ok(Outcome::Rows(own.attention(self.cache.0, inputs, sinks.as_deref(), chosen, call.batch)))
     }
 }
 
@@ -114,13 +115,13 @@ impl Interpreter {
         [q, k, v]: [&Matrix; 3],
         sinks: Option<&[f32]>,
         chosen: Option<(Chosen, &Matrix)>,
-        spans: &[Span<'_>],
+        batch: &Batch<'_>,
     ) -> Matrix {
         let shape = self.graph.caches[cache];
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         let group = shape.heads / shape.kv_heads;
         let mut out = vec![vec![0.0; shape.heads * value_dim]; q.len()];
-        for span in spans {
+        for span in batch.spans {
             let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
             for (i, row) in span.rows.clone().enumerate() {
                 self.pages.insert(key(span.start + i), (k[row].clone(), v[row].clone()));
@@ -134,7 +135,7 @@ impl Interpreter {
                 for head in 0..shape.heads {
                     let positions = match chosen {
                         Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
-                        None => visible(&shape, position).collect(),
+                        None => visible(&shape, position, batch.sees(span, row)).collect(),
                     };
                     let cached: Vec<_> = positions.iter().map(|p| &self.pages[&key(*p)]).collect();
                     let part = |head: usize, width: usize| head * width..(head + 1) * width;

@@ -4,8 +4,8 @@ use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
 use crate::graph::operation::Operation;
 use crate::graph::{
-    AddEmbeddingsOp, AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp,
+    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
+    SliceOp, StandardizeOp,
 };
 use crate::quant::dequantize_row;
 
@@ -16,19 +16,16 @@ impl ReferenceOp for EmbedOp {
             let mut out = vec![0.0; table.cols()];
             dequantize_row(table, *token as usize, &mut out).map(|()| out)
         };
-        let mut rows = call.batch.tokens.iter().map(row).collect::<Result<Matrix>>()?;
-        for (row, given) in call.batch.embeddings.level(Self::NAME, 0, table.cols())? {
-            rows[row] = given.to_vec();
-        }
-        Ok(Outcome::Rows(rows))
+        Ok(Outcome::Rows(call.batch.tokens.iter().map(row).collect::<Result<Matrix>>()?))
     }
 }
 
-impl ReferenceOp for AddEmbeddingsOp {
+impl ReferenceOp for GivenEmbeddingsOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let mut rows = call.of(self.x).clone();
         for (row, given) in call.batch.embeddings.level(Self::NAME, self.level, self.x.width())? {
-            rows[row].iter_mut().zip(given).for_each(|(x, more)| *x += more);
+            let replaces = self.level == 0;
+            rows[row].iter_mut().zip(given).for_each(|(x, own)| *x = if replaces { *own } else { *x + own });
         }
         Ok(Outcome::Rows(rows))
     }
@@ -60,7 +57,26 @@ impl ReferenceOp for AddOp {
 
 impl ReferenceOp for ClampOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
-        let row = |row: &Vec<f32>| row.iter().map(|v| v.clamp(-self.limit, self.limit)).collect();
+        let [low, high] = self.limits;
+        // Not a number stays so.
+        let limited = |v: &f32| {
+            if *v < low {
+                low
+            } else if *v > high {
+                high
+            } else {
+                *v
+            }
+        };
+        let row = |row: &Vec<f32>| row.iter().map(limited).collect();
+        Ok(Outcome::Rows(call.of(self.x).iter().map(row).collect()))
+    }
+}
+
+impl ReferenceOp for StandardizeOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let (mean, scale) = (own.vector(self.mean)?, own.vector(self.scale)?);
+        let row = |row: &Vec<f32>| row.iter().zip(&mean).zip(&scale).map(|((x, m), s)| (x - m) * s).collect();
         Ok(Outcome::Rows(call.of(self.x).iter().map(row).collect()))
     }
 }

@@ -8,6 +8,7 @@ use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use crate::adapters::AdapterSource;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::experts::{PolicyKind, Prefetch};
+use crate::hardware::Processor;
 use crate::io::file::ReadMode;
 use crate::io::queue::QueueKind;
 use crate::models::vision::projector;
@@ -68,6 +69,8 @@ pub struct Options {
     /// The GGUF file of what reads pictures, for models that do not have that with them. By default `mmproj*.gguf` beside the
     /// GGUF file of a model. It counts only where there are `picture_pixels`.
     pub mmproj: Option<PathBuf>,
+    /// What reads pictures where the model runs on GPUs.
+    pub processor: Processor,
 }
 
 impl Default for Options {
@@ -95,6 +98,7 @@ impl Default for Options {
             adapters: vec![],
             picture_pixels: None,
             mmproj: None,
+            processor: Processor::default(),
         }
     }
 }
@@ -110,9 +114,6 @@ impl Options {
         }
         let refused =
             |option, expected: &str, got| Err(Error::Option { option, expected: expected.to_owned(), got });
-        if backend.has_own_memory() {
-            return refused("backend", "the processor, where pictures are read", backend.describe());
-        }
         if self.spec_type == SpecType::Mtp {
             return refused("spec_type", "off, ngram or auto, with pictures", self.spec_type.to_string());
         }
@@ -121,6 +122,13 @@ impl Options {
             named => named.clone(),
         };
         let projector = projector.map(|path| Checkpoint::open(&path)).transpose()?.map(Arc::new);
-        models::record_with_vision(checkpoint, projector, self.context)
+        let model = models::record_with_vision(checkpoint, projector, self.context)?;
+        match backend.refuses(&model.graph) {
+            Some(what) => {
+                let expected = format!("the processor, as GPUs have no kernels of {what}");
+                refused("backend", &expected, backend.describe())
+            }
+            None => Ok(model),
+        }
     }
 }

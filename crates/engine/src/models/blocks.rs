@@ -204,6 +204,15 @@ pub fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
 /// # Errors
 /// If the checkpoint lacks the table or its width is not `hidden_size`.
 pub fn embed(r: &mut Recorder, hidden_size: usize) -> Result<(Value, WeightId)> {
+    let (x, table) = embed_tokens(r, hidden_size)?;
+    Ok((r.with_embeddings(x), table))
+}
+
+/// As [`embed`], without what comes with pictures: families that scale embeddings put that in its place later.
+///
+/// # Errors
+/// As [`embed`].
+pub fn embed_tokens(r: &mut Recorder, hidden_size: usize) -> Result<(Value, WeightId)> {
     r.graph.scope("embed_tokens");
     let table = r.matrix("model.embed_tokens", None, hidden_size)?;
     Ok((r.graph.embed(table), table))

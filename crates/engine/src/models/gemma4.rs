@@ -1,4 +1,4 @@
-//! Gemma 4 26B-A4B, the text part. A dense MLP and routed experts side by side, each behind norms of its own; norms before
+//! Gemma 4 26B-A4B, the text part; the tower that reads pictures is in [`super::vision`]. A dense MLP and routed experts side by side, each behind norms of its own; norms before
 //! and after every block; a router on normed input, with a factor for each expert; layers of two kinds with heads of two
 //! widths and rotations of their own, of which full ones may take their keys for values too.
 //!
@@ -112,6 +112,8 @@ struct Model {
     width: usize,
     /// Channels of each layer's own embedding; 0 without.
     embedded: usize,
+    /// Whether tokens of a picture see all of it, where layers see a window.
+    looks_ahead: bool,
 }
 
 impl Model {
@@ -127,7 +129,8 @@ impl Model {
                 return Err(config.unsupported(key, expected));
             }
         }
-        if config.word("use_bidirectional_attention")?.is_some_and(|word| word != "vision") {
+        let bidirectional = config.word("use_bidirectional_attention")?;
+        if bidirectional.as_deref().is_some_and(|word| word != "vision") {
             return Err(config.unsupported("use_bidirectional_attention", "null or vision"));
         }
         let (experts, top_k) = blocks::expert_counts(config, None)?;
@@ -143,6 +146,7 @@ impl Model {
                 (None, Format::Mlx) => 256,
                 (count, _) => count.unwrap_or(0),
             },
+            looks_ahead: bidirectional.is_some(),
         })
     }
 }
@@ -341,7 +345,8 @@ fn attention(r: &mut Recorder, model: &Model, index: usize, layer: &Layer, h: Va
     let v = r.graph.unit_norm(v, kv_heads, model.eps)?;
     let q = r.graph.rope(q, model.heads, rope)?;
     let k = r.graph.rope(k, kv_heads, rope)?;
-    let shape = Attention { window, ..Attention::grouped(model.heads, kv_heads, head_dim, 1.0) };
+    let ahead = model.looks_ahead && window.is_some() && r.reads_pictures();
+    let shape = Attention { window, ahead, ..Attention::grouped(model.heads, kv_heads, head_dim, 1.0) };
     let mixed = r.graph.attention(q, k, v, shape)?;
     r.linear(mixed, &module("o_proj"), model.hidden_size, Precision::Fast)
 }
@@ -407,8 +412,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         (cap, _) => cap,
     };
 
-    let (x, table) = blocks::embed(r, model.hidden_size)?;
-    let mut x = times(r, x, (model.hidden_size as f32).sqrt());
+    let (x, table) = blocks::embed_tokens(r, model.hidden_size)?;
+    let x = times(r, x, (model.hidden_size as f32).sqrt());
+    let mut x = r.with_embeddings(x);
     let inputs = match model.embedded {
         0 => None,
         _ => {

@@ -79,7 +79,7 @@ pub(crate) use names::{GgufOrder, Names};
 use recorder::Recorder;
 use recorder::outline::Outline;
 pub(crate) use recorder::outline::{Layout, OutlinedWeight};
-pub use vision::{PictureForm, Vision};
+pub use vision::{Filter, PatchOrder, PictureForm, PixelForm, Sizing, TileTokens, Vision};
 
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]

@@ -142,6 +142,11 @@ impl Model {
         own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes) + vision
     }
 
+    /// Whether tokens of pictures attend to later ones of the same picture.
+    pub fn looks_ahead(&self) -> bool {
+        self.graph.caches().iter().any(|shape| shape.ahead)
+    }
+
     /// The checkpoint that the model is in.
     pub fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint

@@ -123,9 +123,19 @@ impl Recorder {
         self.picture_levels = levels;
     }
 
+    /// Whether the model is to read pictures.
+    pub fn reads_pictures(&self) -> bool {
+        self.picture_levels > 0
+    }
+
+    /// Embeddings x, with what comes with pictures in their places.
+    pub fn with_embeddings(&mut self, x: Value) -> Value {
+        if self.reads_pictures() { self.graph.given_embeddings(x, 0) } else { x }
+    }
+
     /// x after `layer`, plus what comes with pictures for there (DeepStack, Meng et al. 2024).
     pub fn with_pictures(&mut self, layer: usize, x: Value) -> Value {
-        if layer + 1 < self.picture_levels { self.graph.add_embeddings(x, layer + 1) } else { x }
+        if layer + 1 < self.picture_levels { self.graph.given_embeddings(x, layer + 1) } else { x }
     }
 
     /// Has the family record what drafts tokens, if the checkpoint has that.
@@ -414,6 +424,23 @@ impl Recorder {
             let expected = format!("shape [{rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
+        self.add(stored, WeightPart::Whole, Form::Stored)
+    }
+
+    /// Matrices (rows, cols), `count` of them, that are one tensor of its own, without `.weight`, as one of all their rows.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn stacked_parameter(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        let stored = self.find_tensor(name, &tensor, &[count, rows, cols], Need::Required)?;
+        let mut stored =
+            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
+        if stored.shape != [count, rows, cols] || stored.planes.len() != 1 {
+            let expected = format!("plain values of shape [{count}, {rows}, {cols}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        stored.shape = vec![count * rows, cols];
         self.add(stored, WeightPart::Whole, Form::Stored)
     }
 
@@ -758,6 +785,29 @@ impl Recorder {
     pub fn sinks(&mut self, layer: usize, heads: usize) -> Result<Option<WeightId>> {
         let (module, part) = self.sinks_name(layer);
         self.optional_vector(&module, part, heads)
+    }
+
+    /// The one value of the tensor `name`, without `.weight`, read at once: a number, or without bounds.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] if it is not one number, or it cannot be read.
+    pub fn limit(&self, name: &str) -> Result<f32> {
+        let (tensor, path) = (self.resolve(name), || self.checkpoint.path().into());
+        match self.values(&tensor)?.as_deref() {
+            None => Err(Error::MissingTensor { path: path(), tensor }),
+            Some([value]) if !value.is_nan() => Ok(*value),
+            Some(values) => Err(Error::Tensor {
+                path: path(),
+                tensor,
+                expected: "one number".into(),
+                got: format!("{} values", values.len()),
+            }),
+        }
+    }
+
+    /// The path of the checkpoint.
+    pub fn path(&self) -> &std::path::Path {
+        self.checkpoint.path()
     }
 
     /// The one value of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.

@@ -4,30 +4,35 @@
 //! prompt where the picture is. Evaluating such ids takes the rows of the picture in place of embeddings of tokens; it must
 //! be alive then. A session that has evaluated them needs it no more.
 //!
-//! The encoder runs on the backend of the model. GPUs have no kernels for it.
+//! The encoder runs on the processor, also where the model runs on GPUs.
 
+mod blocks;
 mod decode;
-mod patches;
 mod resize;
+mod sheet;
+mod soft_tokens;
+mod tiles;
 pub(crate) mod tokens;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use image::RgbImage;
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Embeddings, Executable, ExpertSource, ExpertView, KvType,
     Span,
 };
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::quant::dequantize;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::Xxh3;
 
-use crate::engine::Engine;
-use crate::models::{Model, PictureForm, Vision};
+use crate::engine::{Engine, Options};
+use crate::models::{Model, PictureForm, Sizing, Vision};
 use crate::session::Session;
 use crate::{Error, Result};
-use patches::{Patches, PositionTable};
+use sheet::{Patches, PositionTable, Sheet};
+use tiles::Tiling;
 use tokens::{Places, is_picture};
 
 /// Pictures that there is room for at the same time, if all are of the largest size. The last one that was read is among them
@@ -41,8 +46,19 @@ pub struct Picture {
     tokens: Vec<u32>,
     /// The token that a chat template writes in its place.
     placeholder: u32,
-    /// (tokens, levels · hidden_size), f32.
+    /// What each of them is for the model.
+    parts: Vec<Part>,
+    /// (rows, levels · hidden_size), f32.
     values: Vec<f32>,
+}
+
+/// What an id of a picture is for the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A row that the encoder made.
+    Row(usize),
+    /// A token of the vocabulary, which says where the picture begins, say.
+    Token(u32),
 }
 
 impl PartialEq for Picture {
@@ -62,6 +78,18 @@ impl Picture {
     /// The token that a chat template writes in its place.
     pub fn placeholder(&self) -> u32 {
         self.placeholder
+    }
+
+    /// Rows around the id at `index` that follow each other; none where it is a token of the vocabulary.
+    fn run(&self, index: usize) -> Range<usize> {
+        let is_token = |part: &Part| matches!(part, Part::Token(_));
+        if is_token(&self.parts[index]) {
+            return index..index;
+        }
+        let (before, after) = self.parts.split_at(index);
+        let start = before.iter().rposition(is_token).map_or(0, |at| at + 1);
+        let end = after.iter().position(is_token).map_or(self.parts.len(), |at| index + at);
+        start..end
     }
 }
 
@@ -113,38 +141,138 @@ pub(crate) struct Encoder {
     last: Option<Arc<Picture>>,
 }
 
-/// Most patches of a picture of so many pixels.
-fn most_patches(form: &PictureForm, most_pixels: usize) -> usize {
-    let most = form.max_pixels.min(most_pixels).max(form.factor() * form.factor());
-    most / (form.patch_size * form.patch_size)
+/// A picture as an encoder sees it.
+struct Seen {
+    sheets: Vec<Sheet>,
+    parts: Vec<Part>,
+    /// Tokens of its height and width, where they have positions on those; else zeros.
+    sides: [usize; 2],
 }
 
-/// Most tokens of pictures that are alive.
-fn most_tokens(form: &PictureForm, most_pixels: usize) -> usize {
-    ALIVE * most_patches(form, most_pixels) / (form.merge_size * form.merge_size)
+impl PictureForm {
+    /// Most rows that the encoder makes of a picture of so many pixels, and most patches that it sees.
+    fn most(&self, most_pixels: usize) -> [usize; 2] {
+        let block = self.merge_size * self.merge_size;
+        match self.sizing {
+            Sizing::Blocks { max_pixels, .. } => {
+                let most = max_pixels.min(most_pixels).max(self.factor() * self.factor());
+                let patches = most / (self.patch_size * self.patch_size);
+                [patches / block, patches]
+            }
+            Sizing::SoftTokens { max_soft_tokens, .. } => {
+                let tokens = soft_tokens::most_tokens(self, max_soft_tokens, most_pixels);
+                [tokens, tokens * block]
+            }
+            Sizing::Tiles { side, .. } => {
+                let most = self.tiling(most_pixels).map_or(1, |tiling| tiling.most);
+                let sheets = if most > 1 { most + 1 } else { 1 };
+                let patches = (side / self.patch_size) * (side / self.patch_size);
+                // A row more for each sheet.
+                [sheets * patches / block, sheets * (patches + 1)]
+            }
+        }
+    }
+
+    /// How pictures of up to so many pixels are cut into tiles, if they are.
+    fn tiling(&self, most_pixels: usize) -> Option<Tiling> {
+        match self.sizing {
+            Sizing::Tiles { side, max_tiles, to_max_canvas, .. } => {
+                let most = max_tiles.min(most_pixels / (side * side)).max(1);
+                Some(Tiling { side, most, to_max_canvas })
+            }
+            _ => None,
+        }
+    }
+
+    /// What the encoder sees of a picture that is read with at most `most_pixels`.
+    ///
+    /// # Errors
+    /// [`Error::Picture`] if its sides are too different.
+    fn see(&self, picture: &RgbImage, most_pixels: usize) -> Result<Seen> {
+        let size = (picture.height() as usize, picture.width() as usize);
+        let sheet = |(height, width)| Sheet::new(self, resize::resize(picture, width, height, self.filter));
+        let block = self.merge_size * self.merge_size;
+        let rows = |sheet: &Sheet| (0..sheet.grid.0 * sheet.grid.1 / block).map(Part::Row);
+        match &self.sizing {
+            Sizing::Blocks { min_pixels, max_pixels, .. } => {
+                let sheet = sheet(blocks::size_of(self, [*min_pixels, *max_pixels], size, most_pixels)?);
+                let sides = [sheet.grid.0, sheet.grid.1].map(|side| side / self.merge_size);
+                Ok(Seen { parts: rows(&sheet).collect(), sheets: vec![sheet], sides })
+            }
+            Sizing::SoftTokens { max_soft_tokens, begin, end, .. } => {
+                let tokens = soft_tokens::most_tokens(self, *max_soft_tokens, most_pixels);
+                let sheet = sheet(soft_tokens::size_of(self, tokens, size)?);
+                let [begin, end] = [begin, end].map(|token| [Part::Token(*token)]);
+                let parts = begin.into_iter().chain(rows(&sheet)).chain(end).collect();
+                Ok(Seen { parts, sheets: vec![sheet], sides: [0; 2] })
+            }
+            Sizing::Tiles { side, tokens, .. } => {
+                let tiling = self.tiling(most_pixels).expect("pictures are cut into tiles");
+                let (sheets, canvas) = tiling.cut(self, picture);
+                let each = (side / self.factor()) * (side / self.factor());
+                Ok(Seen { parts: tiles::parts(tokens, canvas, each), sheets, sides: [0; 2] })
+            }
+        }
+    }
+}
+
+impl Seen {
+    /// What tells it from others.
+    fn hash(&self) -> u128 {
+        let mut hash = Xxh3::new();
+        for sheet in &self.sheets {
+            hash.update(sheet.pixels.as_raw());
+        }
+        // Ids say how many tokens its sides have, if those have positions.
+        if self.sides == [0; 2] {
+            let sizes = self.sheets.iter().flat_map(|sheet| [sheet.grid.0, sheet.grid.1]);
+            sizes.for_each(|size| hash.update(&(size as u64).to_le_bytes()));
+        }
+        hash.digest128()
+    }
 }
 
 fn compile_options(activations: ActivationMode, rows: usize) -> CompileOptions {
     CompileOptions { activations, kv_type: KvType::F32, max_rows: rows, ..CompileOptions::default() }
 }
 
-/// Bytes that the encoder of `model` takes besides its weights, for pictures of up to `most_pixels`; 0 if there is none.
-pub(crate) fn memory(
-    model: &Model,
+/// What an encoder runs on beside a model on `backend`: that, or the processor where that has no kernels for it.
+fn with_backend<T>(
     backend: &dyn Backend,
-    activations: ActivationMode,
-    most_pixels: usize,
-) -> u64 {
-    let Some(vision) = &model.vision else { return 0 };
-    let Vision { encoder, form, positions } = &**vision;
-    let rows = most_patches(form, most_pixels);
-    let scratch = backend.scratch_bytes(&encoder.graph, compile_options(activations, rows)) as u64;
+    (encoder, options): (&Model, &Options),
+    run: impl FnOnce(&dyn Backend) -> Result<T>,
+) -> Result<T> {
+    match backend.refuses(&encoder.graph) {
+        Some(_) => run(&options.processor.backend()?),
+        None => run(backend),
+    }
+}
+
+/// Bytes that the encoder of `model` takes besides its weights, for pictures of up to as many pixels as `options` say; 0 if there
+/// is none.
+///
+/// # Errors
+/// [`Error::Option`] for threads of the processor that cannot be meant.
+pub(crate) fn memory(model: &Model, backend: &dyn Backend, options: &Options) -> Result<u64> {
+    let Some(vision) = &model.vision else { return Ok(0) };
+    let Vision { encoder, form, positions, .. } = &**vision;
+    let [made, rows] = form.most(options.picture_pixels.unwrap_or(0));
+    let compile = compile_options(options.activations, rows);
+    let scratch = with_backend(backend, (encoder, options), |backend| {
+        Ok(backend.scratch_bytes(&encoder.graph, compile) as u64)
+    })?;
     let table = encoder.graph.weights()[positions.index()].matrix;
     let floats = (rows as u64)
         .saturating_mul(vision.row_width() as u64)
         .saturating_add((table.rows * table.cols) as u64);
-    let made = most_tokens(form, most_pixels).saturating_mul(form.levels * form.hidden_size) as u64;
-    scratch.saturating_add(floats.saturating_add(made).saturating_mul(size_of::<f32>() as u64))
+    let made = ALIVE.saturating_mul(made).saturating_mul(form.levels * form.hidden_size) as u64;
+    Ok(scratch.saturating_add(floats.saturating_add(made).saturating_mul(size_of::<f32>() as u64)))
+}
+
+/// Tokens that `model` needs to evaluate at once for pictures of up to so many pixels: all that attend to each other. 0 if none do.
+pub(crate) fn tokens_at_once(model: &Model, most_pixels: usize) -> usize {
+    let vision = model.vision.as_ref().filter(|_| model.looks_ahead());
+    vision.map_or(0, |vision| vision.form.most(most_pixels)[0])
 }
 
 impl Encoder {
@@ -152,18 +280,20 @@ impl Encoder {
     pub(crate) fn new(
         model: &Model,
         backend: &dyn Backend,
-        activations: ActivationMode,
-        most_pixels: usize,
+        options: &Options,
         progress: impl FnMut(u64),
     ) -> Result<Option<Self>> {
         let Some(vision) = &model.vision else { return Ok(None) };
-        let Vision { encoder, form, positions } = &**vision;
+        let Vision { encoder, form, positions, class } = &**vision;
+        let most_pixels = options.picture_pixels.unwrap_or(0);
         let weights = encoder.load(progress)?;
         let table = &weights[positions.index()];
-        let positions =
-            PositionTable { side: form.grid_side, width: table.cols(), values: dequantize(table.view())? };
-        let options = compile_options(activations, most_patches(form, most_pixels));
-        let executable = backend.compile(&encoder.graph, weights, options)?;
+        let class = class.map(|class| dequantize(weights[class.index()].view())).transpose()?;
+        let positions = PositionTable { width: table.cols(), values: dequantize(table.view())?, class };
+        let compile = compile_options(options.activations, form.most(most_pixels)[1]);
+        let executable = with_backend(backend, (encoder, options), |backend| {
+            Ok(backend.compile(&encoder.graph, weights, compile)?)
+        })?;
         let (alive, last) = (HashMap::new(), None);
         Ok(Some(Self { form: form.clone(), executable, positions, most_pixels, alive, last }))
     }
@@ -171,26 +301,24 @@ impl Encoder {
     /// Reads a picture.
     fn read(&mut self, bytes: &[u8], model: &Model) -> Result<Arc<Picture>> {
         let decoded = decode::decode(bytes)?;
-        let patches = Patches::new(&self.form, &decoded, self.most_pixels)?;
+        let seen = self.form.see(&decoded, self.most_pixels)?;
         drop(decoded);
-        let (rows, columns) = patches.grid;
-        let side = self.form.merge_size;
-        let (height, width) = (rows / side, columns / side);
-        let hash = xxh3_128(patches.picture.as_raw());
-        let ids = tokens::ids(hash, height, width);
+        let ids = tokens::ids(seen.hash(), seen.sides, seen.parts.len());
         if let Some(known) = self.alive.get(&ids[0]).and_then(Weak::upgrade).filter(|k| k.tokens == ids) {
             return Ok(known);
         }
         self.last = None;
         self.alive.retain(|_, picture| picture.strong_count() > 0);
         let alive = self.alive.values().filter_map(Weak::upgrade);
-        let wanted = ids.len() + alive.map(|picture| picture.tokens.len()).sum::<usize>();
-        let most = most_tokens(&self.form, self.most_pixels);
+        let rows = |parts: &[Part]| parts.iter().filter(|part| matches!(part, Part::Row(_))).count();
+        let wanted = rows(&seen.parts) + alive.map(|picture| rows(&picture.parts)).sum::<usize>();
+        let most = ALIVE * self.form.most(self.most_pixels)[0];
         if wanted > most {
             return Err(Error::PicturesFull { wanted, most });
         }
-        let values = self.encode(&patches, model)?;
-        let picture = Arc::new(Picture { tokens: ids, placeholder: self.form.placeholder, values });
+        let values = self.encode(&Patches::new(&self.form, &seen.sheets, &self.positions), model)?;
+        let (tokens, parts) = (ids, seen.parts);
+        let picture = Arc::new(Picture { tokens, placeholder: self.form.placeholder, parts, values });
         self.alive.insert(picture.tokens[0], Arc::downgrade(&picture));
         self.last = Some(Arc::clone(&picture));
         Ok(picture)
@@ -198,22 +326,14 @@ impl Encoder {
 
     /// (blocks, levels · hidden_size).
     fn encode(&mut self, patches: &Patches, model: &Model) -> Result<Vec<f32>> {
-        let count = patches.grid.0 * patches.grid.1;
-        let (mut rows, mut positions) = (vec![], vec![]);
-        for place in patches.places(&self.form) {
-            patches.append(&self.form, place, &mut rows);
-            self.positions.append(place, patches.grid, &mut rows);
-            positions.push([0, place.0 as u32, place.1 as u32]);
-        }
-        let block = self.form.merge_size * self.form.merge_size;
-        let outputs: Vec<u32> = (0..count as u32).step_by(block).collect();
-        let span = Span { rows: 0..count, start: 0, pages: &[], ..Span::default() };
+        let span = |rows: &Range<usize>| Span { rows: rows.clone(), start: 0, pages: &[], ..Span::default() };
+        let spans: Vec<Span<'_>> = patches.sheets.iter().map(span).collect();
         let batch = Batch {
-            tokens: &vec![0; count],
-            spans: &[span],
-            outputs: &outputs,
-            rows: &rows,
-            positions: &positions,
+            tokens: &vec![0; patches.positions.len()],
+            spans: &spans,
+            outputs: &patches.blocks,
+            rows: &patches.rows,
+            positions: &patches.positions,
             ..Batch::default()
         };
         let mut values = vec![];
@@ -244,6 +364,7 @@ pub(crate) struct PictureRows {
     rows: Vec<u32>,
     values: Vec<f32>,
     positions: Vec<[u32; 3]>,
+    sees: Vec<u32>,
 }
 
 impl PictureRows {
@@ -267,6 +388,11 @@ impl PictureRows {
     /// Of every row; empty where all are at their place in the sequence.
     pub(crate) fn positions(&self) -> &[[u32; 3]] {
         &self.positions
+    }
+
+    /// The last position that every row sees; empty where that is its own.
+    pub(crate) fn sees(&self) -> &[u32] {
+        &self.sees
     }
 }
 
@@ -295,7 +421,8 @@ impl Engine {
         };
         let placeholder = encoder.form.placeholder;
         let picture = |range: Range<usize>| {
-            Arc::new(Picture { tokens: session.tokens()[range].to_vec(), placeholder, values: vec![] })
+            let tokens = session.tokens()[range].to_vec();
+            Arc::new(Picture { tokens, placeholder, parts: vec![], values: vec![] })
         };
         Ok(ranges.into_iter().map(picture).collect())
     }
@@ -314,7 +441,7 @@ impl Engine {
     /// of `before`.
     ///
     /// # Errors
-    /// [`Error::Picture`] if a picture is not alive any more.
+    /// [`Error::Picture`] if a picture is not alive any more, or attention looks ahead at tokens of one that do not come along.
     pub(crate) fn add_picture_rows(
         &self,
         (session, position): (&Session, usize),
@@ -328,7 +455,12 @@ impl Engine {
         let position = position + before.len();
         places.extend(position, tokens);
         out.positions.extend((0..tokens.len()).map(|index| places.rope_position(position + index)));
-        out.tokens.extend(tokens.iter().map(|token| if is_picture(*token) { 0 } else { *token }));
+        let stand_in = self.encoder.as_ref().map_or(0, |encoder| encoder.form.stand_in);
+        out.tokens.extend(tokens.iter().map(|token| if is_picture(*token) { stand_in } else { *token }));
+        let (ahead, first_row) = (self.model().looks_ahead(), out.sees.len());
+        if ahead {
+            out.sees.extend((0..tokens.len()).map(|index| (position + index) as u32));
+        }
         let mut picture: Option<Arc<Picture>> = None;
         for (index, token) in tokens.iter().enumerate().filter(|(_, token)| is_picture(**token)) {
             let gone =
@@ -341,11 +473,59 @@ impl Engine {
                 .as_ref()
                 .filter(|picture| picture.tokens.get(part) == Some(token))
                 .ok_or_else(gone)?;
-            let width = own.values.len() / own.tokens.len();
+            let at = match own.parts[part] {
+                Part::Row(at) => at,
+                Part::Token(token) => {
+                    out.tokens[row + index] = token;
+                    continue;
+                }
+            };
+            let width =
+                self.encoder.as_ref().map_or(0, |encoder| encoder.form.levels * encoder.form.hidden_size);
             out.rows.push((row + index) as u32);
-            out.values.extend_from_slice(&own.values[part * width..(part + 1) * width]);
+            out.values.extend_from_slice(&own.values[at * width..(at + 1) * width]);
+            if ahead {
+                let last = index + own.run(part).end - 1 - part;
+                if last >= tokens.len() {
+                    return Err(Error::Picture {
+                        expected: "all tokens of a picture in one batch, as they attend to each other".into(),
+                        got: format!("some, without the last {}", last + 1 - tokens.len()),
+                    });
+                }
+                out.sees[first_row + index] = (position + last) as u32;
+            }
         }
         Ok(())
+    }
+
+    /// How many of `tokens`, which follow the first `position` tokens of `session` and then those of `before`, the next batch has, of
+    /// up to `most`: another number where that would cut a picture whose tokens attend to each other.
+    pub(crate) fn uncut(
+        &self,
+        (session, position): (&Session, usize),
+        (before, tokens): (&[u32], &[u32]),
+        most: usize,
+    ) -> usize {
+        let end = most.min(tokens.len());
+        let cut = tokens.get(end).is_some_and(|token| is_picture(*token));
+        if end == 0 || !cut || !self.model().looks_ahead() {
+            return end;
+        }
+        let mut places: Places = session.pictures().clone();
+        places.cut(position);
+        places.extend(position, before);
+        let position = position + before.len();
+        places.extend(position, tokens);
+        let Some((first, part)) = places.part(position + end) else { return end };
+        let Some(picture) = self.encoder.as_ref().and_then(|encoder| encoder.alive(first)) else {
+            return end;
+        };
+        let run = picture.run(part);
+        let within = part.saturating_sub(run.start);
+        if run.is_empty() || within == 0 {
+            return end;
+        }
+        if within < end { end - within } else { (end + run.end - part).min(tokens.len()) }
     }
 }
 

@@ -1,9 +1,11 @@
-//! Bicubic resampling of 8-bit pixels, with the roundings of torchvision: taps in fixed point of as many bits as 16-bit integers
+//! Resampling of 8-bit pixels, bicubic or bilinear, with the roundings of torchvision: taps in fixed point of as many bits as 16-bit integers
 //! hold, rows before columns. (Pillow's taps have more bits, and one pixel in some hundred differs by one.)
 //!
 //! Source: PyTorch `UpSampleKernel.cpp` (Keys 1981, a = −½, widened where a picture is reduced).
 
 use image::RgbImage;
+
+use crate::models::Filter;
 
 /// Most bits behind the point of a tap.
 const MOST_BITS: u32 = 22;
@@ -26,16 +28,34 @@ fn bicubic(x: f64) -> f64 {
     }
 }
 
+impl Filter {
+    /// Its kernel, at a distance of so many pixels.
+    fn at(self, x: f64) -> f64 {
+        match self {
+            Self::Bicubic => bicubic(x),
+            Self::Bilinear => (1.0 - x.abs()).max(0.0),
+        }
+    }
+
+    /// Pixels to each side that it reaches.
+    fn reach(self) -> f64 {
+        match self {
+            Self::Bicubic => 2.0,
+            Self::Bilinear => 1.0,
+        }
+    }
+}
+
 /// The taps of `to` pixels from `from`, and their bits behind the point.
-fn taps(from: usize, to: usize) -> (Vec<Taps>, u32) {
+fn taps(from: usize, to: usize, filter: Filter) -> (Vec<Taps>, u32) {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
-    let support = 2.0 * stretch;
+    let support = filter.reach() * stretch;
     let of = |pixel: usize| {
         let centre = (pixel as f64 + 0.5) * scale;
         let first = ((centre - support + 0.5).max(0.0)) as usize;
         let end = ((centre + support + 0.5) as usize).min(from);
-        let weight = |i: usize| bicubic((i as f64 - centre + 0.5) / stretch);
+        let weight = |i: usize| filter.at((i as f64 - centre + 0.5) / stretch);
         let weights: Vec<f64> = (first..end).map(weight).collect();
         let total: f64 = weights.iter().sum();
         (first, weights.into_iter().map(|weight| weight / total).collect::<Vec<f64>>())
@@ -60,11 +80,11 @@ fn mixed<'a>(weights: &[i32], pixels: impl Iterator<Item = &'a u8>, bits: u32) -
 }
 
 /// `picture` with other sides.
-pub(super) fn resize(picture: &RgbImage, width: usize, height: usize) -> RgbImage {
+pub(super) fn resize(picture: &RgbImage, width: usize, height: usize, filter: Filter) -> RgbImage {
     let (from_width, from_height) = (picture.width() as usize, picture.height() as usize);
     let mut wide: Vec<u8> = picture.as_raw().clone();
     if width != from_width {
-        let (taps, bits) = taps(from_width, width);
+        let (taps, bits) = taps(from_width, width, filter);
         wide = Vec::with_capacity(3 * width * from_height);
         for row in picture.as_raw().chunks_exact(3 * from_width) {
             for Taps { first, weights } in &taps {
@@ -79,7 +99,7 @@ pub(super) fn resize(picture: &RgbImage, width: usize, height: usize) -> RgbImag
     if height != from_height {
         let (rows, line) = (out, 3 * width);
         out = Vec::with_capacity(line * height);
-        let (taps, bits) = taps(from_height, height);
+        let (taps, bits) = taps(from_height, height, filter);
         for Taps { first, weights } in &taps {
             for column in 0..line {
                 let pixels = rows[first * line + column..].iter().step_by(line);

@@ -25,8 +25,9 @@ pub(crate) fn is_picture(token: u32) -> bool {
     token >= PICTURE
 }
 
-/// The ids of a picture of `rows` by `columns` tokens with this hash.
-pub(crate) fn ids(hash: u128, rows: usize, columns: usize) -> Vec<u32> {
+/// The ids of a picture of `count` tokens with this hash, which has so many in its height and width if they have positions on
+/// those, else zeros.
+pub(crate) fn ids(hash: u128, [rows, columns]: [usize; 2], count: usize) -> Vec<u32> {
     let bits = |first: u32, count: u32| (hash >> first) as u32 & ((1 << count) - 1);
     let id = |index: usize| match index {
         0 => PICTURE | FIRST | bits(0, HASH_BITS),
@@ -36,7 +37,7 @@ pub(crate) fn ids(hash: u128, rows: usize, columns: usize) -> Vec<u32> {
         }
         _ => PICTURE | bits(40 + HASH_BITS * (index as u32 % 2), HASH_BITS),
     };
-    (0..rows * columns).map(id).collect()
+    (0..count).map(id).collect()
 }
 
 /// A picture in a sequence.
@@ -48,7 +49,7 @@ struct Place {
     len: usize,
     /// Its first id.
     first: u32,
-    /// Tokens of its height and width; those of one token until the second is there.
+    /// Tokens of its height and width; those of one token until the second is there. Zeros if it has positions as text has.
     sides: [u32; 2],
 }
 
@@ -89,7 +90,8 @@ impl Places {
             } else if let Some(last) = self.0.last_mut().filter(|last| last.start + last.len == at) {
                 if last.len == 1 {
                     let side = |shift: u32| (token >> shift) & MOST_SIDE as u32;
-                    last.sides = [side(2 * SIDE_BITS).max(1), side(SIDE_BITS).max(1)];
+                    let sides = [side(2 * SIDE_BITS), side(SIDE_BITS)];
+                    last.sides = if sides == [0; 2] { sides } else { sides.map(|side| side.max(1)) };
                 }
                 last.len += 1;
             }
@@ -117,7 +119,8 @@ impl Places {
     /// stand at its start in time, and text after it follows its longer side (Qwen2-VL, Wang et al. 2024).
     pub(crate) fn rope_position(&self, index: usize) -> [u32; 3] {
         let mut saved = 0;
-        for place in self.0.iter().take_while(|place| place.start <= index) {
+        let on_axes = |place: &&Place| place.sides != [0; 2];
+        for place in self.0.iter().take_while(|place| place.start <= index).filter(on_axes) {
             let start = place.start - saved;
             if index < place.start + place.len {
                 let (part, columns) = (index - place.start, place.sides[1] as usize);
@@ -137,19 +140,19 @@ mod tests {
     #[test]
     fn ids_tell_pictures_apart_and_hold_their_size() {
         let all = [(1, 2, 3), (2, 2, 3), (1, 3, 2), (1 << 100, 2, 3), (1 << 65, 2, 3), (1 << 35, 2, 3)];
-        let all = all.map(|(hash, rows, columns)| ids(hash, rows, columns));
+        let all = all.map(|(hash, rows, columns)| ids(hash, [rows, columns], 6));
         for (index, own) in all.iter().enumerate() {
             assert!(own.len() == 6 && own.iter().all(|id| is_picture(*id)));
             assert_eq!(all.iter().position(|other| other == own), Some(index));
         }
         // Bits beyond the hundredth show in no id.
-        assert_eq!(all[3][..], ids(0, 2, 3)[..]);
+        assert_eq!(all[3][..], ids(0, [2, 3], 6)[..]);
     }
 
     /// Positions are those of transformers' `get_rope_index` for two words, a picture of 2 by 3, a word, one of 4 by 1.
     #[test]
     fn positions_follow_from_the_sequence() {
-        let tokens = [&[5, 6][..], &ids(9, 2, 3), &[7], &ids(8, 4, 1), &[1, 1]].concat();
+        let tokens = [&[5, 6][..], &ids(9, [2, 3], 6), &[7], &ids(8, [4, 1], 4), &[1, 1]].concat();
         let expected = [
             [0, 0, 0],
             [1, 1, 1],

@@ -431,7 +431,22 @@ impl<'t> Worker<'t> {
                 None => given,
             }
         };
-        self.running.iter().map(share).collect()
+        let mut all: Vec<usize> = self.running.iter().map(share).collect();
+        self.keep_whole(&mut all);
+        all
+    }
+
+    /// Gives sequences other shares where these would cut a picture whose tokens attend to each other: fewer tokens, or all of the
+    /// picture if the batch has room for them.
+    fn keep_whole(&self, shares: &mut [usize]) {
+        for index in 0..shares.len() {
+            let (sequence, share) = (&self.running[index], shares[index]);
+            let position = sequence.session.position();
+            let next = &sequence.tokens[position..];
+            let whole = self.engine.uncut((&sequence.session, position), (&[], next), share);
+            let others = shares.iter().sum::<usize>() - share;
+            shares[index] = if whole + others <= self.engine.chunk() { whole } else { 0 };
+        }
     }
 
     /// Evicts a cached session or, if there is none, preempts the newest request; false if there is only one.

@@ -7,6 +7,8 @@ use moeflux::generation::{ChatPrompt, TextModel, encode_chat};
 use moeflux::{AnswerOptions, DecodingOptions, Engine, Error, Options, Outputs, Part, Picture};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::reference::Reference;
 use serde_json::json;
 
@@ -25,7 +27,10 @@ const PICTURES: [&str; 3] = ["kept.png", "small.png", "large.png"];
 const STEP: usize = 8;
 
 /// Folders of models.
-const FAMILIES: [&str; 2] = ["qwen3_vl_moe", "qwen3_5_moe"];
+const FAMILIES: [&str; 4] = ["qwen3_vl_moe", "qwen3_5_moe", "gemma4", "llama4"];
+
+/// The one whose pictures' tokens see each other, so that they come at once.
+const AT_ONCE: &str = "gemma4";
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures").join(name)
@@ -105,7 +110,7 @@ fn logits_with_pictures_are_those_of_transformers() {
         println!("{family}, {}: relative error {error:.1e}", backend.describe());
         assert!(error < RELATIVE_ERROR, "{family}, {}: relative error {error:.1e}", backend.describe());
         // Whatever batch a token of a picture comes in.
-        if backend.batch_invariant() {
+        if backend.batch_invariant() && family != AT_ONCE {
             for count in [1, 7, 64] {
                 assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&whole), "{family} by {count}");
             }
@@ -130,9 +135,79 @@ fn streamed_experts_make_no_difference() {
         let mut engine = open_family(family, &cpu(), &Options { expert_cache: Some(4), ..options() });
         let pictures = read(&mut engine);
         assert_eq!(placed(&golden, &pictures), tokens, "the same pictures have the same ids");
-        assert_eq!(bits(&logits(&mut engine, &tokens, 31)), bits(&resident), "{family}");
+        let count = if family == AT_ONCE { tokens.len() } else { 31 };
+        assert_eq!(bits(&logits(&mut engine, &tokens, count)), bits(&resident), "{family}");
         assert!(engine.take_stats().cache.misses > 0);
     }
+}
+
+/// The text model on a GPU, the tower on the processor: the logits of transformers, and the same bits with few experts there.
+#[test]
+fn models_on_gpus_read_pictures() {
+    for family in FAMILIES.into_iter().filter(|family| *family != AT_ONCE) {
+        let golden = golden_of(family);
+        let on_device = |slots: Option<usize>, options: &Options| {
+            let gpu = GpuOptions { expert_slots: slots, ..GpuOptions::default() };
+            let backend = GpuBackend::new("emulator", gpu, || Ok(Box::new(Emulator::new(7))));
+            let mut engine = open_family(family, &backend, options);
+            let pictures = read(&mut engine);
+            let tokens = placed(&golden, &pictures);
+            // All at once, then a picture again in parts, of which one has few tokens.
+            let whole = logits(&mut engine, &tokens, tokens.len());
+            let mut session = engine.session();
+            let again = [&[5, 6][..], pictures[0].tokens(), &[7]].concat();
+            let (first, rest) = again.split_at(5);
+            let mut parts = engine.eval(&mut session, first, Outputs::All).unwrap();
+            parts.extend(engine.eval(&mut session, rest, Outputs::All).unwrap());
+            (whole, parts)
+        };
+        let (whole, parts) = on_device(None, &options());
+        let error = relative_error(&whole, &golden);
+        println!("{family}: relative error {error:.1e}");
+        assert!(error < RELATIVE_ERROR, "{family}: relative error {error:.1e}");
+        let mut engine = open_family(family, &cpu(), &options());
+        let picture = engine.read_picture(&bytes(PICTURES[0])).unwrap();
+        let again = [&[5, 6][..], picture.tokens(), &[7]].concat();
+        let expected = logits(&mut engine, &again, again.len());
+        let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let error = parts.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+        assert!(error < RELATIVE_ERROR, "{family}: relative error {error:.1e}");
+        let few = Options { expert_cache: Some(2), ..options() };
+        let streamed = on_device(Some(2), &few);
+        assert_eq!((bits(&streamed.0), bits(&streamed.1)), (bits(&whole), bits(&parts)), "{family}");
+    }
+    // What there are no kernels of is refused before weights are loaded.
+    let backend = GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(7))));
+    let error = Engine::open(&fixture(AT_ONCE), &backend, &options(), |_, _| panic!("loaded")).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "backend", .. }), "{error}");
+    assert!(error.to_string().contains("attention to later tokens"), "{error}");
+}
+
+/// Where they see each other, chunks have all of a picture, whatever their size, and a part alone is refused.
+#[test]
+fn tokens_that_see_each_other_come_at_once() {
+    let golden = golden_of(AT_ONCE);
+    let mut engine = open_family(AT_ONCE, &cpu(), &Options { chunk: Some(8), ..options() });
+    let pictures = read(&mut engine);
+    let tokens = placed(&golden, &pictures);
+    let whole = logits(&mut engine, &tokens, tokens.len());
+    assert!(relative_error(&whole, &golden) < RELATIVE_ERROR);
+    let mut session = engine.session();
+    let prompt = [&[5, 6][..], pictures[0].tokens(), &[7]].concat();
+    for end in [4, 20, prompt.len() - 3] {
+        let error = engine.eval(&mut session, &prompt[..end], Outputs::Last).unwrap_err();
+        assert!(matches!(error, Error::Picture { .. }), "{end}: {error}");
+        assert_eq!(session.position(), 0);
+    }
+    let expected = bits(&logits(&mut engine, &prompt, prompt.len()));
+    let others: Vec<u32> = (0..60).collect();
+    let (mut a, mut b) = (engine.session(), engine.session());
+    let outputs = Some(Outputs::All);
+    let parts = &mut [
+        Part { session: &mut a, tokens: &others, outputs },
+        Part { session: &mut b, tokens: &prompt, outputs },
+    ];
+    assert_eq!(bits(&engine.eval_batch(parts).unwrap()[1]), expected);
 }
 
 /// A GGUF model with the projector that is named or, without one, beside it.

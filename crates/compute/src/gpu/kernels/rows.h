@@ -24,6 +24,21 @@ KERNEL(slice, SliceConstants, (const float, x), (float, out)) {
     if (i < c.count) out[i] = x[(ulong)(i / c.len) * c.part + c.start + i % c.len];
 }
 
+struct GivenConstants {
+    // Columns of a row of the result, of a row of what is put there, and the first of these that is taken.
+    uint width, each, first;
+    // Whether it is added to what is there.
+    uint adds;
+};
+
+// Columns of `given` (·, each) in place of rows `rows` of out (·, width), or added to them. A group does one row.
+KERNEL(put_rows, GivenConstants, (const float, given), (const uint, rows), (float, out)) {
+    const ulong from = (ulong)ctx.group_x() * c.each + c.first, to = (ulong)rows[ctx.group_x()] * c.width;
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) {
+        out[to + i] = c.adds ? out[to + i] + given[from + i] : given[from + i];
+    }
+}
+
 struct RopeConstants {
     // Heads of a row, channels of a head, pairs that rotate.
     uint heads, head_dim, pairs;

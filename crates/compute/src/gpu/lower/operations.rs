@@ -6,9 +6,9 @@ use super::rows::RotatedChannels;
 use crate::gpu::memory::Turn;
 use crate::graph::{
     ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
-    GatedMeanOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, LayerNormOp, NGramEmbedOp,
-    Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp, RouteBy, RouteOp, ScaledSiluOp, SsmScanOp,
-    StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
+    GatedMeanOp, GivenEmbeddingsOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp,
+    LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp, RouteBy, RouteOp,
+    ScaledSiluOp, SsmScanOp, StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
 };
 
 impl Lowering<'_> {
@@ -50,6 +50,9 @@ impl Lowering<'_> {
             }
             Op::ScaledSilu(ScaledSiluOp { x, factor }) => self.elements("scaled_silu", &[x], factor, to),
             Op::Repeat(RepeatOp { x, times }) => self.repeat(x, times, to),
+            Op::GivenEmbeddings(GivenEmbeddingsOp { x, level }) => {
+                return self.given_embeddings(x, level, to);
+            }
             Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
                 self.hyper_weights([x, mix], [base, factors], &shape, to)
             }
@@ -101,8 +104,8 @@ impl Lowering<'_> {
             | Op::CausalConv1d(_)
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
             Op::InputRows(_)
+            | Op::Standardize(_)
             | Op::Join(_)
-            | Op::AddEmbeddings(_)
             | Op::BlockRows(_)
             | Op::Gelu(_)
             | Op::BidirectionalAttention(_) => unreachable!("refused"),

@@ -2,11 +2,11 @@
 
 use super::context::{Launch, Lowering, THREADS, summing};
 use crate::gpu::arguments::{
-    EmbedConstants, GatherConstants, LayerNormConstants, PositionScaleConstants, RepeatConstants,
-    RmsNormConstants, RopeConstants, SliceConstants,
+    EmbedConstants, GatherConstants, GivenConstants, LayerNormConstants, PositionScaleConstants,
+    RepeatConstants, RmsNormConstants, RopeConstants, SliceConstants,
 };
 use crate::gpu::device::Dispatch;
-use crate::gpu::memory::Turn;
+use crate::gpu::memory::{Given, Turn};
 use crate::graph::{Growth, PositionScale, RopeStyle, Value, WeightId};
 
 /// Channels of heads that are rotated: from `first` on; by negative angles if `inverse`.
@@ -103,6 +103,22 @@ impl Lowering<'_> {
         let constants = &LayerNormConstants { width: x.width(), eps };
         Launch { unit: "rms_norm", kernel: "layer_norm", buffers: &buffers, constants }
             .over([self.rows, 1, 1], summing(x.width()))
+    }
+
+    /// x with what comes with the batch at some rows: in place of x at level 0, else added to it.
+    pub(super) fn given_embeddings(&mut self, x: Value, level: usize, out: Value) {
+        let copy = self.repeat(x, 1, out);
+        self.run.push(copy);
+        let Given { rows, width: each } = self.shape.given;
+        if rows == 0 {
+            return;
+        }
+        let (width, first) = (x.width(), level * x.width());
+        let buffers = [self.input(self.layout.given), self.input(self.layout.given_rows), self.value(out)];
+        let constants = &GivenConstants { width, each, first, adds: level > 0 };
+        let put = Launch { unit: "rows", kernel: "put_rows", buffers: &buffers, constants }
+            .over([rows, 1, 1], THREADS);
+        self.run.push(put);
     }
 
     /// Rows that are `times` times the same.

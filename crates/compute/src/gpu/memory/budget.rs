@@ -54,7 +54,7 @@ impl Needs {
                 _ => {}
             }
         }
-        all.push(InputLayout::most_bytes(rows, &graph.ropes, turns));
+        all.push(InputLayout::most_bytes(rows, graph, turns));
         all.push(logits_bytes(graph, options));
         all.push(options.sequences.max(1).saturating_mul(DRAW_ROW_BYTES));
         all.push(table_bytes(graph));

@@ -1,9 +1,10 @@
 //! What changes from batch to batch, as kernels read it: one upload a batch.
 
-use crate::backend::{Batch, PAGE_TOKENS};
+use crate::backend::{Batch, Embeddings, PAGE_TOKENS};
 use crate::gpu::arguments::{PlaceWords, SequenceWords};
 use crate::gpu::device::Words;
 use crate::graph::{Graph, Op, Rope, RopeOp};
+use crate::{Error, Result};
 
 /// What a batch ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,7 +23,44 @@ pub(crate) struct Shape {
     pub(crate) outputs: usize,
     /// Parts that each row's keys are divided into.
     pub(crate) splits: usize,
+    pub(crate) given: Given,
     pub(crate) ending: Ending,
+}
+
+/// Embeddings that come with a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Given {
+    pub(crate) rows: usize,
+    /// Values of each.
+    pub(crate) width: usize,
+}
+
+impl Given {
+    /// Of those of a batch what a graph that reads `width` values of each needs.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if rows do not have so many.
+    pub(crate) fn of(batch: &Batch<'_>, width: usize) -> Result<Self> {
+        let Embeddings { rows, values } = batch.embeddings;
+        if rows.is_empty() || width == 0 {
+            return Ok(Self::default());
+        }
+        let (op, got) = ("given_embeddings", values.len() / rows.len());
+        if got < width || values.len() % rows.len() != 0 {
+            let what = "values of an embedding that comes with the batch";
+            return Err(Error::Shape { op, what, expected: width, got });
+        }
+        Ok(Self { rows: rows.len(), width })
+    }
+
+    /// Values of a row that a graph reads: those of its last level and all before.
+    pub(crate) fn width(graph: &Graph) -> usize {
+        let width = |op: &Op| match op {
+            Op::GivenEmbeddings(op) => (op.level + 1) * op.x.width(),
+            _ => 0,
+        };
+        graph.nodes().iter().map(|node| width(&node.op)).max().unwrap_or(0)
+    }
 }
 
 /// Rows up to which products are made row by row; more are multiplied in tiles. On an H200 tiles are faster from 15 rows on.
@@ -56,7 +94,14 @@ impl Shape {
             }
             _ => 1,
         };
-        Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits, ending }
+        Self {
+            rows,
+            sequences: batch.spans.len(),
+            outputs: batch.outputs.len(),
+            splits,
+            given: Given::default(),
+            ending,
+        }
     }
 }
 
@@ -98,6 +143,10 @@ pub(crate) struct InputLayout {
     pub(crate) sequences: usize,
     /// Of each turn (rows, pairs, 2), f32: cosine, sine.
     pub(crate) angles: Vec<usize>,
+    /// (given rows), u32: those whose embeddings come with the batch.
+    pub(crate) given_rows: usize,
+    /// (given rows, their width), f32.
+    pub(crate) given: usize,
     pub(crate) bytes: usize,
 }
 
@@ -116,18 +165,21 @@ impl InputLayout {
             outputs: part(shape.outputs),
             sequences: part(5 * shape.sequences),
             angles: turns.iter().map(|turn| part(2 * ropes[turn.rope].inv_freq.len() * shape.rows)).collect(),
+            given_rows: part(shape.given.rows),
+            given: part(shape.given.rows * shape.given.width),
             bytes: end,
         }
     }
 
     /// The most bytes that batches of up to `rows` rows need.
-    pub(crate) fn most_bytes(rows: usize, ropes: &[Rope], turns: &[Turn]) -> usize {
-        let shape = Shape { rows, sequences: rows, outputs: rows, splits: 1, ending: Ending::Logits };
-        Self::new(&shape, ropes, turns).bytes
+    pub(crate) fn most_bytes(rows: usize, graph: &Graph, turns: &[Turn]) -> usize {
+        let given = Given { rows, width: Given::width(graph) };
+        let shape = Shape { rows, sequences: rows, outputs: rows, splits: 1, given, ending: Ending::Logits };
+        Self::new(&shape, &graph.ropes, turns).bytes
     }
 
     /// The upload for `batch`.
-    pub(crate) fn pack(&self, batch: &Batch<'_>, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
+    pub(crate) fn pack(&self, batch: &Batch<'_>, given: Given, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.bytes);
         let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(16), 0);
         batch.tokens.iter().for_each(|token| token.append(&mut out));
@@ -158,6 +210,14 @@ impl InputLayout {
                 let position = position.map(|position| position - position % turn.stride);
                 rope.angles(position).for_each(|(cosine, sine)| [cosine, sine].append(&mut out));
             }
+            pad(&mut out);
+        }
+        if given.rows > 0 {
+            let Embeddings { rows, values } = batch.embeddings;
+            rows.iter().for_each(|row| row.append(&mut out));
+            pad(&mut out);
+            let rows = values.chunks_exact(values.len() / given.rows);
+            rows.flat_map(|row| &row[..given.width]).for_each(|value| value.append(&mut out));
             pad(&mut out);
         }
         debug_assert_eq!(out.len(), self.bytes);

@@ -23,8 +23,8 @@ pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
-    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, PANEL_ROWS, PANEL_ROWS_BESIDE_WIDE,
-    Shape, Turn, WIDE_ROWS,
+    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
+    PANEL_ROWS_BESIDE_WIDE, Shape, Turn, WIDE_ROWS,
 };
 use inputs::{page_numbers, turns};
 use logits::Logits;
@@ -153,7 +153,7 @@ impl Memory {
                 routings.push(RoutingBuffers { ids: alloc(bytes)?, weights: alloc(bytes)? });
             }
         }
-        let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes, &turns))?;
+        let inputs = alloc(InputLayout::most_bytes(rows, graph, &turns))?;
         let page_numbers = Growing { buffer: alloc(PAGE_NUMBER_BYTES)?, bytes: PAGE_NUMBER_BYTES };
         let logits = Logits::new(device, logits_bytes(graph, options))?;
         let ngrams = ngrams::upload(device, graph, &weights)?;
@@ -198,8 +198,12 @@ impl Memory {
             self.logits.reserve(device, logits)?,
             self.grow_scores(device, graph, batch)?,
         ];
-        let inputs =
-            InputLayout::new(shape, &graph.ropes, &self.turns).pack(batch, &graph.ropes, &self.turns);
+        let inputs = InputLayout::new(shape, &graph.ropes, &self.turns).pack(
+            batch,
+            shape.given,
+            &graph.ropes,
+            &self.turns,
+        );
         device.upload(self.inputs.into(), &inputs)?;
         if !self.held_pages.starts_with(&pages) {
             device.upload(self.page_numbers.buffer.into(), &pages)?;

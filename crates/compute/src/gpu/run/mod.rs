@@ -12,7 +12,7 @@ use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 pub(super) use self::turns::Turns;
 use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, Memory, Shape};
+use super::memory::{Ending, FEW_ROWS, Given, Memory, Shape};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
@@ -153,11 +153,7 @@ impl GpuExecutable {
 
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
-        if !batch.embeddings.rows.is_empty() {
-            return Err(Error::Device {
-                reason: "embeddings that come with a batch: use the CPU".to_owned(),
-            });
-        }
+        let given = Given::of(batch, Given::width(&self.graph))?;
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
@@ -167,7 +163,7 @@ impl GpuExecutable {
         {
             processor.begin(device, (tiers, slots, hand_over))?;
         }
-        let shape = Shape::of(batch, ending);
+        let shape = Shape { given, ..Shape::of(batch, ending) };
         let moved = memory.set_inputs(device, graph, batch, &shape);
         if !matches!(moved, Ok(false)) {
             self.recordings.forget(device);

@@ -67,6 +67,19 @@ pub fn attention_of_chunks() -> Vec<Case> {
     shapes.map(case).into()
 }
 
+/// Rows see others after them.
+pub fn attention_ahead() -> Vec<Case> {
+    let case = |window: Option<usize>| {
+        let mut r = Recorder::new(8);
+        let shape = Attention { window, ahead: true, ..Attention::grouped(4, 2, 12, 0.4) };
+        let [q, k, v] = [4, 2, 2].map(|heads| r.input(heads * 12));
+        let out = r.graph.attention(q, k, v, shape).unwrap();
+        let case = r.case(format!("window {window:?}"), out).off_devices();
+        Case { batching: WHOLE, ..case }
+    };
+    [None, Some(3), Some(40)].map(case).into()
+}
+
 pub fn bidirectional_attention() -> Vec<Case> {
     let case = |(heads, head_dim): (usize, usize)| {
         let mut r = Recorder::new(8);

@@ -7,7 +7,7 @@ use moeflux_compute::backend::{
     PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
-use moeflux_compute::graph::{AddEmbeddingsOp, ExpertSetId, InputRowsOp, Op};
+use moeflux_compute::graph::{ExpertSetId, GivenEmbeddingsOp, InputRowsOp, Op};
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Result, Tensor};
 
@@ -103,6 +103,8 @@ pub fn run(
         let (given, values) = embeddings(case, &tokens);
         let axes: Vec<[u32; 3]> =
             if case.axes { rows.iter().map(|(_, p)| axes(*p)).collect() } else { vec![] };
+        let ahead = case.graph.caches().iter().any(|shape| shape.ahead);
+        let sees: Vec<u32> = if ahead { spans.iter().flat_map(sees).collect() } else { vec![] };
         let inputs = Batch {
             tokens: &tokens,
             spans: &spans,
@@ -110,6 +112,7 @@ pub fn run(
             rows: &input_rows,
             embeddings: Embeddings { rows: &given, values: &values },
             positions: &axes,
+            sees: &sees,
         };
         executable.run(&inputs, &mut source, &mut logits).unwrap();
         let width = case.graph.vocab_size();
@@ -137,6 +140,12 @@ fn input_rows(case: &Case, tokens: &[u32]) -> Vec<f32> {
     tokens.iter().flat_map(row).collect()
 }
 
+/// Rows of a span see each other by fives, but for the first.
+fn sees<'a>(span: &'a Span<'_>) -> impl Iterator<Item = u32> + use<'a> {
+    let last = span.start + span.rows.len() - 1;
+    (span.start..=last).map(move |p| (if p == 0 { 0 } else { (p / 5 * 5 + 4).min(last) }) as u32)
+}
+
 /// Positions of a token on three axes.
 fn axes(position: usize) -> [u32; 3] {
     [position, position / 2 + 1, 3 * position % 50].map(|p| p as u32)
@@ -145,7 +154,7 @@ fn axes(position: usize) -> [u32; 3] {
 /// Embeddings in place of those of every third token, of two levels, if the graph adds some.
 fn embeddings(case: &Case, tokens: &[u32]) -> (Vec<u32>, Vec<f32>) {
     let width = case.graph.nodes().iter().find_map(|node| match node.op {
-        Op::AddEmbeddings(AddEmbeddingsOp { x, .. }) => Some(x.width()),
+        Op::GivenEmbeddings(GivenEmbeddingsOp { x, .. }) => Some(x.width()),
         _ => None,
     });
     let Some(width) = width else { return (vec![], vec![]) };

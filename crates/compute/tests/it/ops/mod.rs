@@ -58,6 +58,8 @@ tables! {
     rows::gelus,
     rows::given_embeddings,
     rows::blocks_of_rows,
+    rows::standardized,
+    rows::limits_of_two_sizes,
     linear::linear,
     linear::linear_of_an_input,
     adapters::linear_with_adapters,
@@ -65,6 +67,7 @@ tables! {
     attention::attention,
     attention::attention_of_chunks,
     attention::bidirectional_attention,
+    attention::attention_ahead,
     chosen::chosen_blocks,
     chosen::attention_over_chosen_blocks,
     chosen::latent_attention_over_chosen_blocks,
@@ -92,7 +95,7 @@ tables! {
 
 /// What devices have no kernel of.
 const OFF_DEVICES: [&str; 6] =
-    ["InputRows", "AddEmbeddings", "Join", "BlockRows", "Gelu", "BidirectionalAttention"];
+    ["Standardize", "InputRows", "Join", "BlockRows", "Gelu", "BidirectionalAttention"];
 
 /// Every kind of operation has a case on the processor, and one on devices but for a few.
 fn check_complete(cases: impl Iterator<Item = Case>) {

@@ -206,8 +206,9 @@ pub fn given_embeddings() -> Vec<Case> {
         let mut r = Recorder::new(15);
         let table = r.matrix(DType::F32, VOCABULARY, width);
         let x = r.graph.embed(table);
-        let out = r.graph.add_embeddings(x, 1);
-        r.case(format!("{width}"), out).off_devices().without_poison()
+        let x = r.graph.given_embeddings(x, 0);
+        let out = r.graph.given_embeddings(x, 1);
+        r.case(format!("{width}"), out).without_poison()
     };
     [1, 7, 40].map(case).into()
 }
@@ -221,6 +222,26 @@ pub fn blocks_of_rows() -> Vec<Case> {
         Case { batching: WHOLE, ..r.case(format!("{rows} of {width}"), out).off_devices() }
     };
     [(1, 1), (7, 4), (33, 3)].map(case).into()
+}
+
+pub fn standardized() -> Vec<Case> {
+    let case = |width: usize| {
+        let mut r = Recorder::new(15);
+        let (x, mean, scale) = (r.input(width), r.vector(width), r.vector(width));
+        let out = r.graph.standardize(x, mean, scale).unwrap();
+        r.case(format!("{width}"), out).off_devices()
+    };
+    [1, 7, 500].map(case).into()
+}
+
+pub fn limits_of_two_sizes() -> Vec<Case> {
+    let case = |(width, limits): (usize, [f32; 2])| {
+        let mut r = Recorder::new(15);
+        let x = r.input(width);
+        let out = r.graph.clamp_between(x, limits);
+        r.case(format!("{width} within {limits:?}"), out).off_devices()
+    };
+    [(7, [-0.5, 1.0]), (40, [f32::NEG_INFINITY, 0.25]), (3, [0.1, f32::INFINITY])].map(case).into()
 }
 
 pub fn parts_of_rows() -> Vec<Case> {

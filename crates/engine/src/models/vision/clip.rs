@@ -9,7 +9,7 @@ use moeflux_compute::graph::Gelu;
 
 use super::config::Section;
 use super::qwen3_vl::Described;
-use super::{Kind, PictureForm};
+use super::{Filter, Kind, PatchOrder, PictureForm, PixelForm, Sizing};
 use crate::checkpoint::gguf::{Array, Metadata};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
@@ -70,6 +70,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, projector: &Checkpoint, kind: &K
     check_deepstack(checkpoint, &own, kind, deepstack.len())?;
     Ok(Described {
         form: form(checkpoint, &own, kind, (1 + deepstack.len(), made))?,
+        positions: (own.size("clip.vision.image_size")? / own.size("clip.vision.patch_size")?).pow(2),
         hidden,
         heads,
         intermediate: own.size("clip.vision.feed_forward_length")?,
@@ -125,14 +126,21 @@ fn form(
     Ok(PictureForm {
         patch_size,
         // A kernel for each of two frames that are the same.
-        temporal_patch_size: 1,
+        order: PatchOrder::ChannelsFirst { frames: 1 },
         merge_size,
-        grid_side: image_size / patch_size,
-        rescale_factor: 1.0 / 255.0,
-        image_mean: own.three("clip.vision.image_mean")?,
-        image_std,
-        min_pixels: bound("clip.vision.image_min_pixels", TOKENS[0])?,
-        max_pixels: bound("clip.vision.image_max_pixels", TOKENS[1])?,
+        sizing: Sizing::Blocks {
+            grid_side: image_size / patch_size,
+            min_pixels: bound("clip.vision.image_min_pixels", TOKENS[0])?,
+            max_pixels: bound("clip.vision.image_max_pixels", TOKENS[1])?,
+        },
+        filter: Filter::Bicubic,
+        pixels: PixelForm::Normalised {
+            factor: 1.0 / 255.0,
+            mean: own.three("clip.vision.image_mean")?,
+            std: image_std,
+        },
+        stand_in: 0,
+        centres: false,
         placeholder: placeholder(checkpoint, kind)?,
         levels,
         hidden_size,

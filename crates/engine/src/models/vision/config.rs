@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::Filter;
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 
@@ -121,6 +122,45 @@ impl Section {
     /// A word, if it is there.
     pub(super) fn word(&self, key: &str) -> Result<Option<String>> {
         self.optional(key, "a word", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// The id of a token, if it is there.
+    pub(super) fn token(&self, key: &str) -> Result<Option<u32>> {
+        self.optional(key, "a token id", |v| v.as_u64().and_then(|id| u32::try_from(id).ok()))
+    }
+
+    /// A truth value, or `default`.
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// Refuses anything but `false`, which is what nothing means.
+    pub(super) fn must_not(&self, key: &str) -> Result<()> {
+        if self.flag(key, false)? { Err(self.unsupported(key, "false")) } else { Ok(()) }
+    }
+
+    /// Mean and deviation of an image processor's channels, or the given ones.
+    pub(super) fn mean_and_std(&self, mean: [f64; 3], std: [f64; 3]) -> Result<([f64; 3], [f64; 3])> {
+        let (mean_key, std_key) = ("image_mean", "image_std");
+        let three = |key: &str, default: [f64; 3]| match self.value.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(_) => self.three(key),
+        };
+        let (mean, std) = (three(mean_key, mean)?, three(std_key, std)?);
+        if std.iter().any(|std| *std <= 0.0) {
+            return Err(self.unsupported(std_key, "numbers above 0"));
+        }
+        Ok((mean, std))
+    }
+
+    /// How an image processor resamples pictures, or the given way.
+    pub(super) fn filter(&self, default: Filter) -> Result<Filter> {
+        match self.number("resample")? {
+            None => Ok(default),
+            Some(2.0) => Ok(Filter::Bilinear),
+            Some(3.0) => Ok(Filter::Bicubic),
+            Some(_) => Err(self.unsupported("resample", "2, bilinear, or 3, bicubic")),
+        }
     }
 
     /// Refuses anything but `true`, which is what nothing means.

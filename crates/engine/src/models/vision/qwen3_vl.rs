@@ -25,6 +25,8 @@ const NAMES: Names =
 /// What a file says of a tower.
 pub(super) struct Described {
     pub form: PictureForm,
+    /// Position embeddings.
+    pub positions: usize,
     pub hidden: usize,
     pub heads: usize,
     pub intermediate: usize,
@@ -69,7 +71,7 @@ pub(super) fn record(checkpoint: &Arc<Checkpoint>, own: Described) -> Result<Vis
         let second = r.graph.linear(patches, kernel, None, Precision::Fast)?;
         x = r.graph.add(x, second)?;
     }
-    let positions = r.matrix(&tower.top("pos_embed"), Some(form.grid_side * form.grid_side), *hidden)?;
+    let table = r.matrix(&tower.top("pos_embed"), Some(tower.own.positions), *hidden)?;
     x = r.graph.add(x, place)?;
     let mut levels = vec![];
     for layer in 0..*depth {
@@ -90,7 +92,7 @@ pub(super) fn record(checkpoint: &Arc<Checkpoint>, own: Described) -> Result<Vis
         out = r.graph.join(out, level);
     }
     let (encoder, _) = r.finish(out, 0)?;
-    Ok(Vision { encoder, form: tower.own.form, positions })
+    Ok(Vision { encoder, form: tower.own.form, positions: table, class: None })
 }
 
 /// A quarter of a head's channels by row, the next by column; the other half are their partners.

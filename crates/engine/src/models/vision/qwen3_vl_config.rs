@@ -6,7 +6,7 @@ use moeflux_compute::graph::Gelu;
 
 use super::config::Section;
 use super::qwen3_vl::Described;
-use super::{Kind, PictureForm};
+use super::{Filter, Kind, PatchOrder, PictureForm, PixelForm, Sizing};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 
@@ -45,7 +45,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Section, kind: &Kind) -
         return Err(rope.unsupported("rope_theta", "a number above 1"));
     }
     let intermediate = own.size("intermediate_size")?;
-    Ok(Described { form, hidden, heads, intermediate, depth, gelu, theta, eps: EPS, deepstack })
+    let positions = own.optional_size("num_position_embeddings")?.unwrap_or(2304);
+    Ok(Described { form, positions, hidden, heads, intermediate, depth, gelu, theta, eps: EPS, deepstack })
 }
 
 /// The layers whose output goes to the text model.
@@ -107,16 +108,23 @@ fn form(
     let placeholder = config.optional_size("image_token_id")?.unwrap_or(kind.placeholder);
     Ok(PictureForm {
         patch_size: sizes[0],
-        temporal_patch_size: sizes[1],
+        order: PatchOrder::ChannelsFirst { frames: sizes[1] },
         merge_size: sizes[2],
-        grid_side,
-        rescale_factor: processor.number("rescale_factor")?.unwrap_or(1.0 / 255.0),
-        image_mean: processor.three("image_mean")?,
-        image_std,
-        min_pixels: edge("shortest_edge", "min_pixels")?,
-        max_pixels: edge("longest_edge", "max_pixels")?,
+        sizing: Sizing::Blocks {
+            grid_side,
+            min_pixels: edge("shortest_edge", "min_pixels")?,
+            max_pixels: edge("longest_edge", "max_pixels")?,
+        },
+        filter: Filter::Bicubic,
+        pixels: PixelForm::Normalised {
+            factor: processor.number("rescale_factor")?.unwrap_or(1.0 / 255.0),
+            mean: processor.three("image_mean")?,
+            std: image_std,
+        },
+        stand_in: 0,
         placeholder: u32::try_from(placeholder)
             .map_err(|_| config.unsupported("image_token_id", "a token id"))?,
+        centres: false,
         levels: 1 + levels,
         hidden_size: own.size("out_hidden_size")?,
     })

@@ -25,7 +25,7 @@ pub(super) struct DecodeAttention<'a> {
 impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
     pub(super) fn decode_attention(&mut self, d: &DecodeAttention<'_>) -> bool {
-        let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk } = *d.shape;
+        let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk, .. } = *d.shape;
         let alone = (self.is_few() || self.is_batch())
             && self.shape.sequences == self.shape.rows
             && self.rows == self.shape.rows;
