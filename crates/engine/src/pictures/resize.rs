@@ -120,7 +120,7 @@ mod tests {
         let pixel = |x: u32, y: u32| [(x * 37 + y * 11) % 256, (x * y * 5) % 256, (255 - x * 20) % 256];
         let picture = RgbImage::from_fn(11, 7, |x, y| image::Rgb(pixel(x, y).map(|v| v as u8)));
         let sums = |width, height| {
-            let out = resize(&picture, width, height);
+            let out = resize(&picture, width, height, Filter::Bicubic);
             let raw = out.as_raw();
             let weighted = raw.iter().enumerate().map(|(i, v)| (i as u64 % 251 + 1) * u64::from(*v));
             (raw[..6].to_vec(), weighted.sum::<u64>())
