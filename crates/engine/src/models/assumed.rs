@@ -207,9 +207,13 @@ impl Assumed {
         }
         Self {
             storage,
-            layers: size(&["num_hidden_layers"]),
+            layers: size(&["num_hidden_layers", "n_layers"]),
             vocab_size: size(&["vocab_size"]),
-            expert_width: size(&["moe_intermediate_size", "intermediate_size"]),
+            expert_width: match size(&["moe_intermediate_size", "intermediate_size"]) {
+                // DBRX's configuration has an object for its feed-forward layers.
+                0 => config["ffn_config"]["ffn_hidden_size"].as_u64().unwrap_or(0).min(1 << 20) as usize,
+                width => width,
+            },
             optional,
         }
     }

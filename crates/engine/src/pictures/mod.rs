@@ -199,9 +199,16 @@ impl PictureForm {
                 let sides = [sheet.grid.0, sheet.grid.1].map(|side| side / self.merge_size);
                 Ok(Seen { parts: rows(&sheet).collect(), sheets: vec![sheet], sides })
             }
-            Sizing::SoftTokens { max_soft_tokens, begin, end, .. } => {
+            Sizing::SoftTokens { max_soft_tokens, positions, begin, end } => {
                 let tokens = soft_tokens::most_tokens(self, *max_soft_tokens, most_pixels);
                 let sheet = sheet(soft_tokens::size_of(self, tokens, size)?);
+                if sheet.grid.0.max(sheet.grid.1) > *positions {
+                    let expected = format!("a side of at most {positions} patches");
+                    return Err(Error::Picture {
+                        expected,
+                        got: format!("{} by {}", sheet.grid.1, sheet.grid.0),
+                    });
+                }
                 let [begin, end] = [begin, end].map(|token| [Part::Token(*token)]);
                 let parts = begin.into_iter().chain(rows(&sheet)).chain(end).collect();
                 Ok(Seen { parts, sheets: vec![sheet], sides: [0; 2] })

@@ -12,7 +12,7 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 14] = [
+const OF_SEVERAL_KINDS: [&str; 17] = [
     "eos_token_id",
     "rope_theta",
     "layer_rope_theta",
@@ -25,8 +25,11 @@ const OF_SEVERAL_KINDS: [&str; 14] = [
     "time_step_limit",
     "query_pre_attn_scalar",
     "moe_topk",
+    "clip_qkv",
     "cohere2moe.attention.sliding_window_pattern",
     "mellum.attention.sliding_window_pattern",
+    "gemma4.attention.head_count_kv",
+    "granitehybrid.attention.head_count_kv",
 ];
 
 /// A place in a configuration, and what may be put there.
@@ -104,7 +107,8 @@ pub(crate) fn check_keys(fixtures: Vec<Fixture>, keys: fn(&Copied) -> (PathBuf, 
                 Outcome::Refused(Error::ContextFull { .. }) if name == "max_position_embeddings" => {}
                 Outcome::Refused(error) => {
                     refused += 1;
-                    unclear.extend(unclear_message(case, error, path, if *fits { "" } else { name }));
+                    let fits = *fits || OF_SEVERAL_KINDS.contains(&name.as_str());
+                    unclear.extend(unclear_message(case, error, path, if fits { "" } else { name }));
                 }
                 _ if OF_SEVERAL_KINDS.contains(&name.as_str()) => {}
                 Outcome::Same | Outcome::Other if read && !fits => silent.push(case),

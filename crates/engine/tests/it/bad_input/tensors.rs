@@ -55,7 +55,7 @@ const DAMAGES: [Damage; 5] = [
 /// What a tensor's error may name instead: the layer that it is in, or for the embedding what has as many rows; the shards
 /// of a GGUF, which say how many tensors they have together.
 fn relatives(name: &str) -> Vec<String> {
-    let layer = ["layers.", "blk."].into_iter().find_map(|key| {
+    let layer = ["layers.", "blk.", "blocks."].into_iter().find_map(|key| {
         let start = name.find(key)? + key.len();
         Some(name[..start + name[start..].find('.')? + 1].to_owned())
     });

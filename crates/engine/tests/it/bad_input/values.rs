@@ -21,14 +21,16 @@ fn spoil(part: &mut Part) -> bool {
 /// The tensor's name, or the projection's if it is of a routed expert.
 fn named_as(name: &str) -> String {
     let projections = [
-        ("gate", "gate_proj|.w1.|ffn_gate_exps|gate_up|input_linear"),
-        ("up", "up_proj|.w3.|ffn_up_exps|switch_mlp.fc1"),
-        ("down", "down_proj|.w2.|ffn_down_exps|switch_mlp.fc2|output_linear"),
+        ("gate", "gate_proj|.w1.|.mlp.w1|ffn_gate_exps|gate_up|input_linear"),
+        ("up", "up_proj|.w3.|.v1.|.mlp.v1|ffn_up_exps|switch_mlp.fc1"),
+        ("down", "down_proj|.w2.|.mlp.w2|ffn_down_exps|switch_mlp.fc2|output_linear"),
     ];
     let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "e.input_linear", "e.output_linear"]
         .iter()
         .any(|part| name.contains(part))
-        && !name.contains("shared");
+        // A factor for each expert is a tensor of its own.
+        && !name.contains("shared")
+        && !name.ends_with("_exps.scale");
     let known = projections.iter().find(|(_, names)| routed && names.split('|').any(|n| name.contains(n)));
     match known {
         Some((projection, _)) if !name.contains("bias") || name.ends_with(".biases") => {
