@@ -11,15 +11,17 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::checkpoint::Format;
 use moeflux::error::size;
-use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape};
+use moeflux::synth::{Encoding, Outcome, Plan, Recipe, SHAPES, Shape};
+
+/// The names that there are.
+fn shapes() -> String {
+    SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().join(", ")
+}
 
 /// Write a checkpoint with random weights at the shape of a published model, for benchmarks.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
-    /// qwen3-30b-a3b, qwen3-235b-a22b, qwen3-next-80b-a3b, qwen3.5-35b-a3b, qwen3.5-397b-a17b, mixtral-8x7b,
-    /// deepseek-v3-671b, kimi-k2, glm-4.5-air, minimax-m2, minimax-m3, gpt-oss-120b, nemotron-3-nano-30b-a3b,
-    /// step-3.5-flash or tiny
-    #[arg(value_parser = Shape::by_name)]
+    #[arg(value_parser = Shape::by_name, help = shapes())]
     shape: Shape,
     /// GGUF file, or folder for MLX, to write
     out: PathBuf,

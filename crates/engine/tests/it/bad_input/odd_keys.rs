@@ -12,7 +12,7 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 17] = [
+const OF_SEVERAL_KINDS: [&str; 19] = [
     "eos_token_id",
     "rope_theta",
     "layer_rope_theta",
@@ -28,6 +28,8 @@ const OF_SEVERAL_KINDS: [&str; 17] = [
     "clip_qkv",
     "cohere2moe.attention.sliding_window_pattern",
     "mellum.attention.sliding_window_pattern",
+    "exaone-moe.attention.sliding_window_pattern",
+    "hunyuan-moe.expert_used_count",
     "gemma4.attention.head_count_kv",
     "granitehybrid.attention.head_count_kv",
 ];
