@@ -212,11 +212,11 @@ impl InputLayout {
             }
             pad(&mut out);
         }
-        if given.rows > 0 {
-            let Embeddings { rows, values } = batch.embeddings;
+        let Embeddings { rows, values } = batch.embeddings;
+        if let Some(width) = values.len().checked_div(given.rows) {
             rows.iter().for_each(|row| row.append(&mut out));
             pad(&mut out);
-            let rows = values.chunks_exact(values.len() / given.rows);
+            let rows = values.chunks_exact(width);
             rows.flat_map(|row| &row[..given.width]).for_each(|value| value.append(&mut out));
             pad(&mut out);
         }
