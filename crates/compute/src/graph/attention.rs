@@ -23,7 +23,7 @@ pub struct Attention {
     pub window: Option<usize>,
     /// A key is visible iff it is in the same chunk of so many positions as the query (Llama 4).
     pub chunk: Option<usize>,
-    /// Whether a query sees keys after its own, as far as the batch says ([`Batch::sees`](crate::backend::Batch::sees)).
+    /// Whether a query sees keys after its own, as far as the batch says (`Batch::sees`).
     pub ahead: bool,
 }
 
