@@ -216,12 +216,54 @@ arguments! {
         r#in: usize,
         out: usize,
         stride: usize,
-        start: usize,
+        halves: bool,
+    }
+
+    ["latent.h" LatentWeightsConstants]
+    /// Of `latent_weights`.
+    LatentWeightsConstants {
+        weight: Format,
+        count: usize,
+        head_rows: usize,
+        first_row: usize,
+        out: usize,
+        r#in: usize,
+        transposed: bool,
     }
 
     ["latent.h" CopyHeadsConstants]
     /// Of `copy_heads`.
-    CopyHeadsConstants { count: usize, len: usize, stride: usize, start: usize }
+    CopyHeadsConstants { count: usize, len: usize, stride: usize, start: usize, halves: bool }
+
+    ["cuda/latent_products.cu" LatentEnterConstants]
+    /// Of `latent_enter`.
+    LatentEnterConstants { rows: usize, heads: usize, cols: usize, width: usize }
+
+    ["cuda/latent_products.cu" LatentProductsConstants]
+    /// Of `latent_products`.
+    LatentProductsConstants {
+        heads: usize,
+        rows: usize,
+        r#in: usize,
+        out: usize,
+        stride: usize,
+        width: usize,
+        scaled: bool,
+        halves: bool,
+    }
+
+    ["cuda/latent_attention.cu" LatentAttentionConstants]
+    /// Of `latent_attention_…`.
+    WideLatentsConstants {
+        heads: usize,
+        rows: usize,
+        sequences: usize,
+        splits: usize,
+        /// Times log₂ e.
+        scale: f32,
+        /// 0 for results in f32.
+        width: usize,
+    }
 
     ["compressed.h" Layout]
     /// Pages of tokens and entries.
@@ -625,7 +667,7 @@ arguments! {
     /// Of the other kernels of streams: elements of a row of weights last.
     StreamConstants { count: usize, streams: usize, width: usize, weights: usize }
 
-    ["cache.h" Place, "cuda/flash_attention.cu" Place, "cuda/warpgroup_attention.cu" Place]
+    ["cache.h" Place, "cuda/flash_attention.cu" Place, "cuda/warpgroup_softmax.h" Place]
     /// Where a row's token is, in a list in device memory.
     PlaceWords { position: usize, first_page: usize }
 

@@ -230,7 +230,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Rows up to which those kernels are used.
-    fn most_few(&self) -> usize {
+    pub(super) fn most_few(&self) -> usize {
         if self.takes_panels() { FEW_ROWS_BESIDE_PANELS } else { FEW_ROWS }
     }
 

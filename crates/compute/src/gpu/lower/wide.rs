@@ -59,7 +59,12 @@ impl Lowering<'_> {
 
     /// A product in `tiles` tiles.
     pub(super) fn wide(&self, encoding: &str, launch: Launch<'_>, tiles: usize) -> Dispatch {
+        named(self.in_tiles(launch, tiles), encoding)
+    }
+
+    /// The same by a kernel that no encoding is part of the name of.
+    pub(super) fn in_tiles(&self, launch: Launch<'_>, tiles: usize) -> Dispatch {
         let groups = tiles.min(self.memory.info.multiprocessors);
-        Dispatch { shared: SHARED, ..named(launch.over([groups, 1, 1], THREADS), encoding) }
+        Dispatch { shared: SHARED, ..launch.over([groups, 1, 1], THREADS) }
     }
 }

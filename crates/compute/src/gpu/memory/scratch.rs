@@ -67,6 +67,8 @@ pub(crate) struct TensorScratch<T = BufferId> {
     pub(crate) list: T,
     /// (pairs, 2), u32: where each is in the list, and its tile.
     pub(crate) places: T,
+    /// A weight of all heads of latent attention as f16.
+    pub(crate) heads: T,
 }
 
 /// The experts' products in eight bits: their bytes, then scale and sum of each block.
@@ -172,9 +174,9 @@ impl Scratch {
             grids: alloc(buckets.grids)?,
         };
         let tensor = if tensor_cores {
-            let TensorScratch { x, scale, tiles, list, places } = tensor;
-            let (x, scale, tiles) = (alloc(x)?, alloc(scale)?, alloc(tiles)?);
-            Some(TensorScratch { x, scale, tiles, list: alloc(list)?, places: alloc(places)? })
+            let TensorScratch { x, scale, tiles, list, places, heads } = tensor;
+            let (x, scale, tiles, list) = (alloc(x)?, alloc(scale)?, alloc(tiles)?, alloc(list)?);
+            Some(TensorScratch { x, scale, tiles, list, places: alloc(places)?, heads: alloc(heads)? })
         } else {
             None
         };
@@ -258,7 +260,11 @@ fn experts(graph: &Graph, rows: usize) -> (ExpertScratch<usize>, BucketScratch<u
 }
 
 fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
-    let mut all = TensorScratch { x: 4, scale: rows * 4, tiles: 16, list: 4, places: 4 };
+    let mut all = TensorScratch { x: 4, scale: rows * 4, tiles: 16, list: 4, places: 4, heads: 4 };
+    for c in graph.latent_caches() {
+        all.scale = all.scale.max(rows.next_multiple_of(PANEL_TOKENS) * c.heads * 4);
+        all.heads = all.heads.max(c.heads * c.rank * c.nope.max(c.value) * 2);
+    }
     for node in graph.nodes() {
         match node.op {
             Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(f16_bytes(rows, x.width())),
@@ -396,7 +402,7 @@ pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room:
     all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles]);
     all.extend([chosen, score_bytes(room, rows)]);
     if tensor_cores {
-        all.extend([t.x, t.scale, t.tiles, t.list, t.places]);
+        all.extend([t.x, t.scale, t.tiles, t.list, t.places, t.heads]);
         all.extend([p.x, p.scale, p.list, p.tiles, p.products]);
     }
     all
@@ -417,7 +423,7 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
     let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
     let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
-    let scratch = scratch.chain([t.list, t.places]);
+    let scratch = scratch.chain([t.list, t.places, t.heads]);
     let scratch = scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)

@@ -1,25 +1,50 @@
-//! Lowering of latent attention, and of products of each head's part of a weight, to the kernels of `kernels/latent.h`.
+//! Lowering of latent attention: queries into the latent space, attention over latents, results out of it.
 
 use super::attend::Attend;
-use crate::gpu::arguments::{AppendConstants, CopyHeadsConstants, LatentConstants};
+use super::heads::{EnteredHeads, HeadPart};
+use crate::gpu::arguments::AppendConstants;
 use crate::gpu::device::Slice;
-use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
-use crate::gpu::memory::AttentionScratch;
+use crate::gpu::lower::context::Lowering;
+use crate::gpu::memory::{AttentionScratch, PANEL_COLUMNS, PANEL_TOKENS, TensorScratch};
 use crate::graph::{LatentAttention, LatentInputs, LatentWeights, Value, WeightId};
 
-/// What of a weight whose rows are divided among heads is multiplied, and where results go.
-struct HeadPart {
-    /// Rows of a head, and the first of those that are multiplied.
-    rows: usize,
-    first: usize,
-    /// Channels of a head before and after.
-    r#in: usize,
-    out: usize,
-    /// Channels from a head's results to the next one's.
-    stride: usize,
+/// What maps queries into the latent space; `halves`: to f16.
+fn to_latents(weights: LatentWeights, shape: &LatentAttention, halves: bool) -> (WeightId, HeadPart) {
+    let LatentAttention { nope, rope, rank, value, .. } = *shape;
+    let (weight, rows, transposed) = match weights {
+        LatentWeights::Joint(weight) => (weight, nope + value, true),
+        LatentWeights::Split { k, .. } => (k, rank, false),
+    };
+    let stride = rank + rope;
+    (weight, HeadPart { rows, first: 0, r#in: nope, out: rank, transposed, stride, halves })
+}
+
+/// What makes values of latents.
+fn to_values(weights: LatentWeights, shape: &LatentAttention) -> (WeightId, HeadPart) {
+    let LatentAttention { nope, rank, value, .. } = *shape;
+    let (weight, rows, first) = match weights {
+        LatentWeights::Joint(weight) => (weight, nope + value, nope),
+        LatentWeights::Split { v, .. } => (v, value, 0),
+    };
+    let (transposed, halves) = (false, false);
+    (weight, HeadPart { rows, first, r#in: rank, out: value, transposed, stride: value, halves })
 }
 
 impl Lowering<'_> {
+    /// Memory for products by warp groups where these suit a shape: activations in their form find room where results of
+    /// attention go.
+    fn wide_products(&self, shape: &LatentAttention) -> Option<TensorScratch> {
+        let LatentAttention { nope, rank, value, .. } = *shape;
+        let entered = self.rows.next_multiple_of(PANEL_TOKENS) * nope.next_multiple_of(PANEL_COLUMNS) * 2;
+        let fits = nope.is_multiple_of(32)
+            && nope <= rank
+            && rank.is_multiple_of(PANEL_COLUMNS)
+            && value.is_multiple_of(8)
+            && entered <= self.rows * rank * 4;
+        // Weights become f16.
+        self.heads_scratch().filter(|_| fits && self.f16_cache())
+    }
+
     pub(in crate::gpu::lower) fn latent_attention(
         &mut self,
         inputs: LatentInputs,
@@ -28,7 +53,8 @@ impl Lowering<'_> {
         out: Value,
     ) {
         let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
-        let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
+        let shape = self.graph.latent_caches[cache];
+        let LatentAttention { heads, nope, rope, rank, scale, .. } = shape;
         let latents = self.memory.state.latents[cache].slice();
         let width = rank + rope;
         let kv_type = self.kv_code();
@@ -40,72 +66,41 @@ impl Lowering<'_> {
         let AttentionScratch { query, mixed, .. } = self.memory.scratch.attention;
         let (query, mixed) = (Slice::from(query), Slice::from(mixed));
         let (q_nope, out) = (self.value(q_nope), self.value(out));
-        match weights {
-            LatentWeights::Joint(weight) => {
-                let part = HeadPart { rows: nope + value, first: 0, r#in: nope, out: rank, stride: width };
-                self.heads("latent_transposed", weight, part, [q_nope, query]);
+        let on_groups = sinks.is_none() && chosen.is_none() && self.takes_wide_latents(&shape);
+        let products = self.wide_products(&shape);
+        let (k, part) = to_latents(weights, &shape, on_groups);
+        match products {
+            Some(scratch) => {
+                let tile = self.heads_width(heads, rank);
+                let entered = self.enter_heads(scratch, [q_nope, mixed], [heads, nope], tile);
+                self.wide_heads(scratch, k, part, entered, query);
             }
-            LatentWeights::Split { k, .. } => {
-                let part = HeadPart { rows: rank, first: 0, r#in: nope, out: rank, stride: width };
-                self.heads("latent_matvec", k, part, [q_nope, query]);
-            }
+            None => self.heads(k, part, [q_nope, query]),
         }
         if let Some([q_rope, _]) = rotated {
-            let count = self.rows * heads * rope;
-            let buffers = [self.value(q_rope), query];
-            let constants = CopyHeadsConstants { count, len: rope, stride: width, start: rank };
-            let launch =
-                Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants: &constants };
-            let copy = launch.each(count);
-            self.run.push(copy);
+            self.copy_heads([self.value(q_rope), query], heads, [rope, width, rank], on_groups);
         }
-        let dims = [width, rank, width, width];
-        let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks, chosen };
-        self.attend(&attend, [query, latents, latents], mixed);
-        match weights {
-            LatentWeights::Joint(weight) => {
-                let part =
-                    HeadPart { rows: nope + value, first: nope, r#in: rank, out: value, stride: value };
-                self.heads("latent_matvec", weight, part, [mixed, out]);
-            }
-            LatentWeights::Split { v, .. } => {
-                let part = HeadPart { rows: value, first: 0, r#in: rank, out: value, stride: value };
-                self.heads("latent_matvec", v, part, [mixed, out]);
-            }
-        }
-    }
-
-    /// A product of each head's part of a weight: see `kernels/latent.h`.
-    fn heads(&mut self, kernel: &'static str, weight: WeightId, part: HeadPart, [x, result]: [Slice; 2]) {
-        let w = self.weight(weight);
-        let HeadPart { rows: head_rows, first: first_row, r#in, out, stride } = part;
-        // Of all heads: the weight's rows are theirs.
-        let heads = w.matrix.rows / head_rows;
-        let constants =
-            LatentConstants { weight: w.format, heads, head_rows, first_row, r#in, out, stride, start: 0 };
-        let [a, b, c] = w.planes;
-        let buffers = [a, b, c, x, result];
-        let launch = Launch { unit: "latent", kernel, buffers: &buffers, constants: &constants };
-        let dispatch = if kernel == "latent_matvec" {
-            launch.over([out.div_ceil(WARPS), heads, self.rows], THREADS)
+        let (v, part) = to_values(weights, &shape);
+        let tile = self.heads_width(heads, part.out);
+        // Of one split, attention writes what the products take.
+        let enters = on_groups && products.is_some() && self.shape.splits == 1;
+        if on_groups {
+            self.wide_latents(&shape, [query, latents, mixed], enters.then_some(tile));
         } else {
-            launch.over([out.div_ceil(8 * 64), heads, self.rows], 64)
-        };
-        self.run.push(dispatch);
-    }
-
-    /// Queues a product of each of `groups` parts of rows with a part of a weight.
-    pub(in crate::gpu::lower) fn grouped_linear(
-        &mut self,
-        x: Value,
-        weight: WeightId,
-        groups: usize,
-        out: Value,
-    ) {
-        let matrix = self.weight(weight).matrix;
-        let (each, cols) = (matrix.rows / groups, matrix.cols);
-        let slices = [self.value(x), self.value(out)];
-        let part = HeadPart { rows: each, first: 0, r#in: cols, out: each, stride: each };
-        self.heads("latent_matvec", weight, part, slices);
+            let dims = [width, rank, width, width];
+            let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks, chosen };
+            self.attend(&attend, [query, latents, latents], mixed);
+        }
+        match products {
+            Some(scratch) => {
+                let entered = if enters {
+                    EnteredHeads { x: mixed, width: tile, scaled: false }
+                } else {
+                    self.enter_heads(scratch, [mixed, query], [heads, rank], tile)
+                };
+                self.wide_heads(scratch, v, part, entered, out);
+            }
+            None => self.heads(v, part, [mixed, out]),
+        }
     }
 }

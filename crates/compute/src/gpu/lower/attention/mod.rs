@@ -3,9 +3,11 @@
 mod attend;
 mod compressed;
 mod decode;
+mod heads;
 mod latent;
 mod tensor;
 mod wide;
+mod wide_latents;
 
 pub(super) use self::compressed::{Kept, Sparse};
 

@@ -13,7 +13,7 @@ const WIDTHS: [usize; 6] = [32, 64, 96, 128, 144, MOST_TOKENS];
 const TILE_COST: usize = 190;
 
 /// Tokens of a tile: those that end soonest, where `multiprocessors` work on a tile each.
-fn width(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+pub(in crate::gpu::lower) fn width(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
     let cost = |width: &usize| {
         let turns = (row_tiles * tokens.div_ceil(*width)).div_ceil(multiprocessors);
         turns * (TILE_COST + *width)

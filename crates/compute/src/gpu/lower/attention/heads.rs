@@ -1,0 +1,152 @@
+//! Lowering of products of each head's part of a weight, to the kernels of `kernels/latent.h` and
+//! `kernels/cuda/latent_products.cu`.
+
+use crate::gpu::arguments::{
+    CopyHeadsConstants, LatentConstants, LatentEnterConstants, LatentProductsConstants,
+    LatentWeightsConstants,
+};
+use crate::gpu::device::Slice;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
+use crate::gpu::lower::linear::width;
+use crate::gpu::lower::wide::TILE_ROWS;
+use crate::gpu::memory::{BATCH_ROWS, TensorScratch};
+use crate::graph::{Value, WeightId};
+
+const PRODUCTS: &str = "cuda/latent_products";
+
+/// What of a weight whose rows are divided among heads is multiplied, and where results go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadPart {
+    /// Rows of a head, and the first of those that are multiplied.
+    pub(super) rows: usize,
+    pub(super) first: usize,
+    /// Channels of a head before and after.
+    pub(super) r#in: usize,
+    pub(super) out: usize,
+    /// Whether the weight's columns are those after.
+    pub(super) transposed: bool,
+    /// Channels from a head's results to the next one's.
+    pub(super) stride: usize,
+    /// Whether results are f16.
+    pub(super) halves: bool,
+}
+
+/// Rows of heads as `latent_enter` writes them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EnteredHeads {
+    pub(super) x: Slice,
+    /// Tokens of a tile.
+    pub(super) width: usize,
+    /// Whether they were scaled by what the scratch of scales undoes.
+    pub(super) scaled: bool,
+}
+
+impl Lowering<'_> {
+    /// Memory for products of heads' parts by warp groups, if they are to be used for the batch.
+    pub(super) fn heads_scratch(&self) -> Option<TensorScratch> {
+        let many = self.rows > self.most_few() && (!self.memory.batch_invariant || self.rows > BATCH_ROWS);
+        self.memory.scratch.tensor.filter(|_| self.memory.info.warp_groups && many)
+    }
+
+    /// Tokens of a tile of such products.
+    pub(super) fn heads_width(&self, heads: usize, out: usize) -> usize {
+        width(heads * out.div_ceil(TILE_ROWS), self.rows, self.memory.info.multiprocessors)
+    }
+
+    /// Queues what brings x (rows, heads · cols) into the form of such products.
+    pub(super) fn enter_heads(
+        &mut self,
+        scratch: TensorScratch,
+        [x, to]: [Slice; 2],
+        [heads, cols]: [usize; 2],
+        width: usize,
+    ) -> EnteredHeads {
+        // They share the scratch of scales with other products.
+        (self.converted, self.spread) = (None, None);
+        let buffers = [x, to, scratch.scale.into()];
+        let constants = &LatentEnterConstants { rows: self.rows, heads, cols, width };
+        let launch = Launch { unit: PRODUCTS, kernel: "latent_enter", buffers: &buffers, constants };
+        self.run.push(launch.over([(self.rows * heads).div_ceil(WARPS), 1, 1], THREADS));
+        EnteredHeads { x: to, width, scaled: true }
+    }
+
+    /// Queues such a product.
+    pub(super) fn wide_heads(
+        &mut self,
+        scratch: TensorScratch,
+        weight: WeightId,
+        part: HeadPart,
+        x: EnteredHeads,
+        result: Slice,
+    ) {
+        let w = *self.weight(weight);
+        let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves } = part;
+        let heads = w.matrix.rows / head_rows;
+        let count = heads * r#in * out / 8;
+        let [a, b, c] = w.planes;
+        let unpacked = Slice::from(scratch.heads);
+        let constants =
+            LatentWeightsConstants { weight: w.format, count, head_rows, first_row, out, r#in, transposed };
+        let (unit, kernel, buffers) = ("latent", "latent_weights", [a, b, c, unpacked]);
+        let unpack = Launch { unit, kernel, buffers: &buffers, constants: &constants };
+        self.run.push(unpack.each(count));
+        let EnteredHeads { x, width, scaled } = x;
+        let rows = self.rows;
+        let constants = &LatentProductsConstants { heads, rows, r#in, out, stride, width, scaled, halves };
+        let buffers = [x, scratch.scale.into(), unpacked, result];
+        let launch = Launch { unit: PRODUCTS, kernel: "latent_products", buffers: &buffers, constants };
+        let tiles = heads * out.div_ceil(TILE_ROWS) * rows.div_ceil(width);
+        let dispatch = self.in_tiles(launch, tiles);
+        self.run.push(dispatch);
+    }
+
+    /// Queues a product of each head's part of a weight, row by row.
+    pub(super) fn heads(&mut self, weight: WeightId, part: HeadPart, [x, result]: [Slice; 2]) {
+        let w = self.weight(weight);
+        let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves } = part;
+        // Of all heads: the weight's rows are theirs.
+        let heads = w.matrix.rows / head_rows;
+        let constants =
+            LatentConstants { weight: w.format, heads, head_rows, first_row, r#in, out, stride, halves };
+        let [a, b, c] = w.planes;
+        let buffers = [a, b, c, x, result];
+        let launch = |kernel| Launch { unit: "latent", kernel, buffers: &buffers, constants: &constants };
+        let dispatch = if transposed {
+            launch("latent_transposed").over([out.div_ceil(8 * 64), heads, self.rows], 64)
+        } else {
+            launch("latent_matvec").over([out.div_ceil(WARPS), heads, self.rows], THREADS)
+        };
+        self.run.push(dispatch);
+    }
+
+    /// Queues what copies x (rows · heads, len) to channels start.. of rows of `stride` channels, as f16 if `halves`.
+    pub(super) fn copy_heads(
+        &mut self,
+        [x, to]: [Slice; 2],
+        heads: usize,
+        [len, stride, start]: [usize; 3],
+        halves: bool,
+    ) {
+        let count = self.rows * heads * len;
+        let constants = CopyHeadsConstants { count, len, stride, start, halves };
+        let (unit, kernel) = ("latent", "copy_heads");
+        let copy = Launch { unit, kernel, buffers: &[x, to], constants: &constants }.each(count);
+        self.run.push(copy);
+    }
+
+    /// Queues a product of each of `groups` parts of rows with a part of a weight.
+    pub(in crate::gpu::lower) fn grouped_linear(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        groups: usize,
+        out: Value,
+    ) {
+        let matrix = self.weight(weight).matrix;
+        let (each, cols) = (matrix.rows / groups, matrix.cols);
+        let slices = [self.value(x), self.value(out)];
+        let (transposed, halves) = (false, false);
+        let part = HeadPart { rows: each, first: 0, r#in: cols, out: each, transposed, stride: each, halves };
+        self.heads(weight, part, slices);
+    }
+}

@@ -1,0 +1,66 @@
+//! Lowering of latent attention to `kernels/cuda/latent_attention.cu`, for devices with warp groups.
+
+use crate::gpu::arguments::WideLatentsConstants;
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::lower::context::{Launch, Lowering};
+use crate::graph::LatentAttention;
+
+/// Queries of a tile.
+const QUERIES: usize = 64;
+const THREADS: u32 = 512;
+/// Bytes of 64 rows of 64 channels.
+const PART: usize = 64 * 64 * 2;
+
+/// The kernel for latents and rotated keys of so many channels.
+fn kernel(shape: &LatentAttention) -> Option<&'static str> {
+    match (shape.rank, shape.rope) {
+        (512, 64) => Some("latent_attention_512_64"),
+        (256, 64) => Some("latent_attention_256_64"),
+        (256, 32) => Some("latent_attention_256_32"),
+        _ => None,
+    }
+}
+
+impl Lowering<'_> {
+    /// Whether these kernels suit an attention without sinks over all latents.
+    pub(super) fn takes_wide_latents(&self, shape: &LatentAttention) -> bool {
+        kernel(shape).is_some()
+            && self.memory.scratch.tensor.is_some()
+            && self.memory.info.warp_groups
+            && self.f16_cache()
+            && shape.scale > 0.0
+    }
+
+    /// Queues attention of queries in f16 over f16 pages. `out` is (rows, heads · rank); of one split, with a `width`, in the
+    /// form that `latent_products` takes in tiles of so many tokens.
+    pub(super) fn wide_latents(
+        &mut self,
+        shape: &LatentAttention,
+        [query, latents, out]: [Slice; 3],
+        width: Option<usize>,
+    ) {
+        let LatentAttention { heads, rank, rope, scale, .. } = *shape;
+        let (rows, sequences, splits) = (self.rows, self.shape.sequences, self.shape.splits);
+        let [parts, stats] = self.splits_scratch();
+        let to = if splits == 1 { out } else { parts };
+        let (of, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
+        let buffers = [query, latents, of, places, self.pages(), stats, to];
+        let scale = scale * std::f32::consts::LOG2_E;
+        let constants =
+            &WideLatentsConstants { heads, rows, sequences, splits, scale, width: width.unwrap_or(0) };
+        let kernel = kernel(shape).expect("channels that there is a kernel for");
+        let launch = Launch { unit: "cuda/latent_attention", kernel, buffers: &buffers, constants };
+        let works = if splits == 1 {
+            rows * heads / QUERIES + sequences
+        } else {
+            rows * heads.div_ceil(QUERIES) * splits
+        };
+        // Queries, two pages, weights.
+        let shared = 1024 + 3 * (rank + rope).div_ceil(64) * PART + PART;
+        let dispatch = launch.over([works.min(self.memory.info.multiprocessors), 1, 1], THREADS);
+        self.run.push(Dispatch { shared: shared as u32, ..dispatch });
+        if splits > 1 {
+            self.combine([parts, stats, out], heads, splits, rank);
+        }
+    }
+}
