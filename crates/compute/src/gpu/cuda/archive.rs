@@ -272,8 +272,13 @@ mod tests {
     #[test]
     fn experts_that_pass_through_shared_memory_have_kernels() {
         let archive = Archive::open(CODE_MAJOR);
-        for kernel in ["stream_gate_up_q4_k", "stream_down_q4_k", "stream_gate_up_q6_k", "stream_down_q6_k"] {
-            assert!(archive.owners.contains_key(kernel), "{kernel}");
+        for kernel in
+            ["stream_gate_up_8", "stream_gate_up_16", "stream_down_8", "stream_down_16", "stream_down_16_few"]
+        {
+            for encoding in ["q4_k", "q6_k"] {
+                let kernel = format!("{kernel}_{encoding}");
+                assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
+            }
         }
     }
 

@@ -327,7 +327,7 @@ fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
                 all.x = all.x.max(f16_bytes(places, x.width().max(set.width())));
                 all.scale = all.scale.max(places * 4);
                 all.list = all.list.max(places * 4);
-                all.tiles = all.tiles.max(most_panel_tiles(pairs, set.experts) * 16);
+                all.tiles = all.tiles.max(most_panel_tiles(pairs, set.experts, PANEL_TOKENS) * 16);
                 all.products = all.products.max(places * set.width() * 4);
             }
             _ => {}
@@ -346,9 +346,9 @@ pub(crate) fn most_places(pairs: usize, experts: usize) -> usize {
     (pairs + (PANEL_TOKENS - 1) * experts.min(pairs)).next_multiple_of(PANEL_TOKENS)
 }
 
-/// Tiles of their pairs, at most.
-pub(crate) fn most_panel_tiles(pairs: usize, experts: usize) -> usize {
-    pairs / PANEL_TILE + experts.min(pairs)
+/// Tiles of up to `tile` of their pairs, at most.
+pub(crate) fn most_panel_tiles(pairs: usize, experts: usize, tile: usize) -> usize {
+    pairs / tile + experts.min(pairs)
 }
 
 /// Tiles of pairs of up to [`BATCH_ROWS`] rows, at most, of eight pairs or more each.

@@ -23,5 +23,5 @@ extern "C" __global__ void __launch_bounds__(256)
         if (pair == ABSENT) return;
         if (c.share != ABSENT) own = pair / c.share;
     }
-    make_blocks<8>(blockIdx.x, x + (u64)own * c.cols, weight, out, scale, c.cols, c.norm);
+    make_blocks<8>(blockIdx.x, x + (u64)own * c.cols, weight, out, nullptr, scale, c.cols, c.norm);
 }

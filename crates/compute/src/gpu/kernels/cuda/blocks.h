@@ -11,9 +11,11 @@ struct NormConstants {
 
 // A row of x (…, cols) f32, normalised if that is asked for → `row` of out, blocks of eight rows × eight columns as `panels.h` says,
 // times a power of two that brings its largest value to 2^9..2^10, so that sums of a few are f16 too; scale (rows) by which its
-// products are to be multiplied. A row that is not finite stays so. One block of 32 · WARPS threads; cols a multiple of 8.
+// products are to be multiplied. With `by_row`, also to it, (rows, cols). A row that is not finite stays so. One block of
+// 32 · WARPS threads; cols a multiple of 8.
 template <u32 WARPS>
-DEVICE void make_blocks(u32 row, const float* x, const float* weight, uint4* out, float* scale, u32 cols, const NormConstants& norm_of) {
+DEVICE void make_blocks(u32 row, const float* x, const float* weight, uint4* out, uint4* by_row, float* scale, u32 cols,
+                        const NormConstants& norm_of) {
     __shared__ float of_warps[2][WARPS];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const float4* from = (const float4*)x;
@@ -58,6 +60,7 @@ DEVICE void make_blocks(u32 row, const float* x, const float* weight, uint4* out
             }
             units = make_uint4(h2_of(a.x * up, a.y * up), h2_of(a.z * up, a.w * up), h2_of(b.x * up, b.y * up),
                                h2_of(b.z * up, b.w * up));
+            if (by_row != nullptr) by_row[(u64)row * (cols / 8) + i] = units;
         }
         to[8 * i] = units;
     }

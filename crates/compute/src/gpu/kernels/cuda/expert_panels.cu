@@ -8,10 +8,12 @@
 #include "matrices.h"
 #include "ring.h"
 
-const u32 PANEL = RING_PANEL, PANELS = RING_PANELS, EIGHT = 8, PARTS = 2, COLUMNS = 256;
-// Results of a warp and panel: (part, result, lane).
-const u32 RESULTS = PARTS * 4 * 32;
+const u32 PANEL = RING_PANEL, PANELS = RING_PANELS, EIGHT = 8, COLUMNS = 256;
+// Results of a warp, a panel and eight tokens: (result, lane).
+const u32 RESULTS = 4 * 32;
 const u32 MOST_WARPS = 8, THREADS = 32 * MOST_WARPS;
+// Warps of a group whose threads have more registers.
+const u32 FEW_WARPS = 6;
 const float TWO_24 = 16777216.0f;
 
 // d = a · b + c: a (16, 16), b (16, 8).
@@ -37,37 +39,40 @@ DEVICE float sum_of_quad(float v) {
 // A byte of `bytes` as f32, and 2^23 more.
 DEVICE float biased_byte(u32 bytes, u32 i) { return __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 + i)); }
 
-// Sums of a panel: rows g and g + 8, g = lane / 4, of tokens 2t and 2t + 1, t = lane % 4, of each eight.
+// Sums of a panel and N eights of tokens: rows g and g + 8, g = lane / 4, of tokens 2t and 2t + 1, t = lane % 4, of each eight.
+template <u32 N>
 struct Sums {
-    float v[PARTS][4];
+    float v[N][4];
 };
 
 // 256 columns of weights in shared memory and of activations in registers. Columns c, c + 2 and c + 1, c + 3 of a word's four
 // stand side by side, so that a mask makes two f16 of it.
 //
-// `enter` brings the activations of eight tokens: `load(e)` gives four columns from 4e on as f16 of the token g, and `sums` is
-// memory of the warp's. `multiply` adds products with the rows g and g + 8 of a panel.
+// `enter` brings the activations of eight tokens: `load(e)` gives eight columns from 8e on as f16 of the token g, `half_of(e)` four
+// from 4e on, and `sums` is memory of the warp's. `multiply` adds products with the rows g and g + 8 of a panel.
 template <int dtype>
 struct Columns256;
 
 template <>
 struct Columns256<Q4_K> {
-    // Bytes of 256 columns, and of a warp's `sums`.
+    // Bytes of 256 columns, and of a warp's `sums` of eight tokens.
     static const u32 BYTES = 144, SUMS = 0;
+    template <u32 PARTS>
     struct X {
         // (part, 64 columns, low or high nibbles, word, register of b)
         u32 b[PARTS][4][2][2][2];
         // Negated sums of blocks 2t and 2t + 1.
         u32 less[PARTS];
     };
-    template <class Load>
-    static DEVICE void enter(X& x, u32 n, float*, Load load) {
+    template <class X, class Load, class Half>
+    static DEVICE void enter(X& x, u32 n, float*, Load load, Half) {
         const u32 t = threadIdx.x & 3;
         float sums[8];
 #pragma unroll
         for (u32 block = 0; block < 8; block++) {
             const u32 j = block / 2, high = block % 2;
-            const uint2 v[2] = {load(8 * block + 2 * t), load(8 * block + 2 * t + 1)};
+            const uint4 all = load(4 * block + t);
+            const uint2 v[2] = {make_uint2(all.x, all.y), make_uint2(all.z, all.w)};
 #pragma unroll
             for (u32 w = 0; w < 2; w++) {
                 x.b[n][j][high][w][0] = __byte_perm(v[w].x, v[w].y, 0x5410);
@@ -100,8 +105,8 @@ struct Columns256<Q4_K> {
         return h2_mul(h2_sub(two, H1024), splat_high(header.x));
     }
     // Blocks 2j and 2j + 1 of N eights of tokens.
-    template <u32 N, u32 j>
-    static DEVICE void add_blocks(Sums& sums, const u8* low, const u8* high, const Scales& of_low, const Scales& of_high,
+    template <u32 N, u32 j, class X>
+    static DEVICE void add_blocks(Sums<N>& sums, const u8* low, const u8* high, const Scales& of_low, const Scales& of_high,
                                   const X& x) {
         const u32 at = 16 + 32 * j + 8 * (threadIdx.x & 3);
         const uint2 l = *(const uint2*)(low + at), h = *(const uint2*)(high + at);
@@ -129,8 +134,8 @@ struct Columns256<Q4_K> {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) sums.v[n][i] += s[k][i / 2] * r[n][k][i];
     }
-    template <u32 N>
-    static DEVICE void multiply(Sums& sums, const u8* low, const u8* high, const X& x, const float*) {
+    template <u32 N, class X>
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*) {
         const u32 t = threadIdx.x & 3;
         const uint4 l = *(const uint4*)low, h = *(const uint4*)high;
         const u32 minima[2] = {minima_of(l, t), minima_of(h, t)};
@@ -147,18 +152,19 @@ struct Columns256<Q4_K> {
 template <>
 struct Columns256<Q6_K> {
     // (part, block of 16 columns, token): sums times −32 · 2^-24, in the order in which blocks are multiplied.
-    static const u32 BYTES = 210, SUMS = PARTS * 16 * 8 * 4;
+    static const u32 BYTES = 210, SUMS = 16 * 8 * 4;
+    template <u32 PARTS>
     struct X {
         // (part, half, 16 columns of each quarter of it, quarter, register of b)
         u32 b[PARTS][2][2][4][2];
     };
-    template <class Load>
-    static DEVICE void enter(X& x, u32 n, float* sums, Load load) {
+    template <class X, class Load, class Half>
+    static DEVICE void enter(X& x, u32 n, float* sums, Load, Half half_of) {
         const u32 t = threadIdx.x & 3, g = threadIdx.x >> 2 & 7;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
             const u32 half = i / 8, sixteen = i / 4 % 2, quarter = i % 4;
-            const uint2 v = load(32 * half + 8 * quarter + 4 * sixteen + t);
+            const uint2 v = half_of(32 * half + 8 * quarter + 4 * sixteen + t);
             x.b[n][half][sixteen][quarter][0] = __byte_perm(v.x, v.y, 0x5410);
             x.b[n][half][sixteen][quarter][1] = __byte_perm(v.x, v.y, 0x7632);
             const float sum = sum_of_quad(sum_of_4(v));
@@ -176,8 +182,8 @@ struct Columns256<Q6_K> {
         const u32 top = quarter == 0 ? bits << 4 : quarter == 1 ? bits << 2 : quarter == 2 ? bits : bits >> 2;
         return ((quarter >= 2 ? low >> 4 : low) & 0x0f0f0f0f) | (top & ~0x0f0f0f0f);
     }
-    template <u32 N, u32 half, u32 sixteen, u32 quarter>
-    static DEVICE void add_block(Sums& sums, const u32 (&low)[3], const u32 (&high)[3], const u32 (&of_low)[2], const u32 (&of_high)[2],
+    template <u32 N, u32 half, u32 sixteen, u32 quarter, class X>
+    static DEVICE void add_block(Sums<N>& sums, const u32 (&low)[3], const u32 (&high)[3], const u32 (&of_low)[2], const u32 (&of_high)[2],
                                  const X& x, const float* less) {
         const u32 l = integers<quarter>(low[0], low[1], low[2]), h = integers<quarter>(high[0], high[1], high[2]);
         const u32 a[4] = {l & 0x003f003f, h & 0x003f003f, l >> 8 & 0x003f003f, h >> 8 & 0x003f003f};
@@ -193,8 +199,8 @@ struct Columns256<Q6_K> {
             for (u32 i = 0; i < 4; i++) sums.v[n][i] += s[i / 2] * r[i];
         }
     }
-    template <u32 N, u32 half>
-    static DEVICE void add_half(Sums& sums, const u8* low, const u8* high, u32 selector, const X& x, const float* less) {
+    template <u32 N, u32 half, class X>
+    static DEVICE void add_half(Sums<N>& sums, const u8* low, const u8* high, u32 selector, const X& x, const float* less) {
         // Signed bytes, 128 more.
         const u8 *of_l = low + 192 + 8 * half, *of_h = high + 192 + 8 * half;
         const u32 of_low[2] = {word(of_l, selector) ^ 0x80808080, word(of_l + 4, selector) ^ 0x80808080};
@@ -218,11 +224,11 @@ struct Columns256<Q6_K> {
             }
         }
     }
-    template <u32 N>
-    static DEVICE void multiply(Sums& sums, const u8* low, const u8* high, const X& x, const float* less) {
+    template <u32 N, class X>
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less) {
         // Rows g and g + 8 are alike within a word.
         const u32 beside = (u32)(u64)low & 2, selector = beside ? 0x5432 : 0x3210;
-        Sums own = {};
+        Sums<N> own = {};
         add_half<N, 0>(own, low - beside, high - beside, selector, x, less);
         add_half<N, 1>(own, low - beside, high - beside, selector, x, less);
         const float d[2] = {f32_of_f16(*(const u16*)(low + 208)) * TWO_24, f32_of_f16(*(const u16*)(high + 208)) * TWO_24};
@@ -235,58 +241,76 @@ struct Columns256<Q6_K> {
 
 typedef Columns256<DTYPE> Own;
 
-// Eights of tokens of a tile.
-DEVICE u32 parts_of(const RingUnit& unit) { return unit.tile.count > EIGHT ? 2 : 1; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// A warp's part of a unit: its two panels of N eights of tokens.
-template <u32 N>
-DEVICE void multiply_panels(float* to, const u8* panel, u32 stride, const Own::X& x, const float (&scales)[PARTS][2], const float* sums) {
+// Eights of tokens of a tile with up to `PARTS` of them.
+template <u32 PARTS>
+DEVICE u32 parts_of(const RingUnit& unit) {
+    return PARTS == 2 && unit.count > EIGHT ? 2 : 1;
+}
+
+// A warp's part of a panel with N eights of tokens.
+template <u32 N, u32 PARTS>
+DEVICE void multiply_panel(float (&to)[PARTS * 4], const u8* low, u32 stride, const Own::X<PARTS>& x, const float (&scales)[PARTS][2],
+                           const float* sums) {
+    Sums<N> own = {};
+    Own::multiply<N>(own, low, low + 8 * stride, x, sums);
 #pragma unroll
-    for (u32 m = 0; m < PANELS; m++) {
-        Sums own = {};
-        const u8* low = panel + m * PANEL * stride;
-        Own::multiply<N>(own, low, low + 8 * stride, x, sums);
+    for (u32 n = 0; n < N; n++)
 #pragma unroll
-        for (u32 n = 0; n < N; n++)
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) to[m * RESULTS + (n * 4 + i) * 32] = own.v[n][i] * scales[n][i & 1];
-    }
+        for (u32 i = 0; i < 4; i++) to[n * 4 + i] = own.v[n][i] * scales[n][i & 1];
 }
 
 // Passes a group's units through shared memory. `enter(unit, parts, x, scales, sums)` brings a tile's activations with what their
 // results are scaled by, and `leave(unit, sums)` takes the sums of a unit: (team, warp, panel, result). See `ring_pass`.
-template <class RowsOf, class Enter, class Leave>
-DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 units, const RingConstants& s, RowsOf rows, Enter enter,
-                   Leave leave) {
+template <u32 PARTS, bool early, class RowsOf, class Enter, class Leave>
+DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 units, const RingConstants& s, const RingCosts& costs,
+                   RowsOf rows, Enter enter, Leave leave) {
     extern __shared__ __align__(128) u8 dynamic[];
     const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, all_warps = s.warps * s.teams;
     float* const kept = (float*)(dynamic + RING_STAGES * s.teams * PANELS * PANEL * stride);
-    const u32 kept_floats = all_warps * PANELS * RESULTS;
-    float* const own_sums = kept + 2 * kept_floats + warp * (Own::SUMS / 4);
-    float* const to = kept + warp * PANELS * RESULTS + lane;
+    const u32 kept_floats = all_warps * PANELS * PARTS * RESULTS;
+    float* const own_sums = kept + 2 * kept_floats + warp * (PARTS * Own::SUMS / 4);
+    float* const to = kept + warp * PANELS * PARTS * RESULTS + lane;
     const u32 at = (warp / s.warps * PANELS * PANEL + (lane >> 2)) * stride + warp % s.warps * Own::BYTES;
-    Own::X x;
+    // Whether both panels' instructions fit beside each other.
+    constexpr bool roomy = PARTS == 1 || DTYPE == Q4_K;
+    constexpr u32 at_once = roomy ? PANELS : 1;
+    Own::X<PARTS> x;
     float scales[PARTS][2];
     auto begin = [&](const RingUnit& unit) {
-        enter(unit, parts_of(unit), x, scales, own_sums);
+        enter(unit, parts_of<PARTS>(unit), x, scales, own_sums);
         __syncwarp();
     };
-    auto multiply = [&](const RingUnit& unit, u32 half, const u8* panels) {
-        if (parts_of(unit) == 1) multiply_panels<1>(to + half * kept_floats, panels + at, stride, x, scales, own_sums);
-        else multiply_panels<2>(to + half * kept_floats, panels + at, stride, x, scales, own_sums);
+    auto multiply = [&](const RingUnit& unit, u32 half, const u8* panels, auto between) {
+        const bool one = parts_of<PARTS>(unit) == 1;
+#pragma unroll at_once
+        for (u32 m = 0; m < PANELS; m++) {
+            const u8* low = panels + at + m * PANEL * stride;
+            float r[PARTS * 4];
+            if (one) multiply_panel<1>(r, low, stride, x, scales, own_sums);
+            else multiply_panel<PARTS>(r, low, stride, x, scales, own_sums);
+            if (m == 0) between();
+            float* const own = to + half * kept_floats + m * PARTS * RESULTS;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) own[i * 32] = r[i];
+            if (one) continue;
+#pragma unroll
+            for (u32 i = 4; i < PARTS * 4; i++) own[i * 32] = r[i];
+        }
     };
     auto end = [&](const RingUnit& unit, u32 half) { leave(unit, kept + half * kept_floats); };
-    ring_pass(dynamic, tiles, table, stride, units, s, rows, begin, multiply, end);
+    ring_pass<early, roomy>(dynamic, tiles, table, stride, units, s, costs, rows, begin, multiply, end);
 }
 
 // The results of a unit, by turns of warps: `store(token, row, sums)` of a row of the unit, of whose team's panels `own` belong
 // together.
-template <u32 own, class Store>
+template <u32 PARTS, u32 own, class Store>
 DEVICE void add_warps(const RingUnit& unit, const RingConstants& s, const float* sums, Store store) {
-    const u32 lane = threadIdx.x & 31, panels = PANELS / own, parts = parts_of(unit);
+    const u32 lane = threadIdx.x & 31, panels = PANELS / own, parts = parts_of<PARTS>(unit);
     for (u32 task = threadIdx.x >> 5; task < s.teams * panels * parts * 4; task += s.warps * s.teams) {
         const u32 i = task & 3, rest = task >> 2, n = parts == 2 ? rest & 1 : 0, panel = parts == 2 ? rest >> 1 : rest;
-        const float* from = sums + (panel / panels * s.warps * PANELS + panel % panels) * RESULTS + (n * 4 + i) * 32 + lane;
+        const float* from = sums + (panel / panels * s.warps * PANELS + panel % panels) * PARTS * RESULTS + (n * 4 + i) * 32 + lane;
         float v[own];
 #pragma unroll
         for (u32 k = 0; k < own; k++) v[k] = 0.0f;
@@ -294,54 +318,64 @@ DEVICE void add_warps(const RingUnit& unit, const RingConstants& s, const float*
         for (u32 w = 0; w < MOST_WARPS; w++)
 #pragma unroll
             for (u32 k = 0; k < own; k++)
-                if (w < s.warps) v[k] += from[(w * PANELS + k) * RESULTS];
+                if (w < s.warps) v[k] += from[(w * PANELS + k) * PARTS * RESULTS];
         const u32 token = EIGHT * n + 2 * (lane & 3) + (i & 1);
-        if (token < unit.tile.count) store(token, panel * PANEL + (lane >> 2) + 8 * (i >> 1), v);
+        if (token < unit.count) store(token, panel * PANEL + (lane >> 2) + 8 * (i >> 1), v);
     }
 }
+
+#endif
 
 struct StreamGateUpConstants {
     GateUpConstants product;
     RingConstants ring;
 };
 
-// Products of gate and up of the pairs of tiles, activated → out (places, inner). x (tokens, cols) as `blocks_of` makes it, with the
+// Products of gate and up of the pairs of tiles, activated → out (places, inner). x (tokens, cols) in f16, with the
 // scales of its rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    NAME(stream_gate_up)(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots, const u32* table,
-                         const float* weights, float* out, const __grid_constant__ StreamGateUpConstants constants) {
+template <u32 PARTS>
+DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots,
+                           const u32* table, const float* weights, float* out, const StreamGateUpConstants& constants) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ float factors[2][PARTS * EIGHT];
     const GateUpConstants& c = constants.product;
     const RingConstants& s = constants.ring;
     const u32 inner = c.up.rows, cols = c.up.format.cols, own = (threadIdx.x >> 5) % s.warps, g = threadIdx.x >> 2 & 7;
-    after_previous();
-    auto rows = [&](const RingUnit& unit, u32 i) {
-        return expert_row(slots, unit.slot, i % PANELS ? c.up : c.gate, (unit.index * s.teams + i / PANELS) * PANEL).plane[0];
+    auto rows = [&](u32 slot, u32 index, u32 i) {
+        return expert_row(slots, slot, i % PANELS ? c.up : c.gate, (index * s.teams + i / PANELS) * PANEL).plane[0];
     };
-    auto enter = [&](const RingUnit& unit, u32 parts, Own::X& to, float (&scales)[PARTS][2], float* sums) {
-        if (threadIdx.x < unit.tile.count) {
-            const u32 pair = list[unit.tile.first + threadIdx.x];
-            factors[unit.turn][threadIdx.x] = scale[pair / c.share] * (c.weighs ? weights[pair] : 1.0f);
+    auto enter = [&](const RingUnit& unit, u32 parts, Own::X<PARTS>& to, float (&scales)[PARTS][2], float* sums) {
+        const bool has_factor = threadIdx.x < unit.count;
+        float factor = 0.0f;
+        if (has_factor) {
+            const u32 pair = list[unit.first + threadIdx.x];
+            factor = scale[pair / c.share] * (c.weighs ? weights[pair] : 1.0f);
         }
 #pragma unroll
         for (u32 n = 0; n < PARTS; n++) {
             scales[n][0] = scales[n][1] = 1.0f;
             if (n >= parts) break;
             const u32 token = EIGHT * n + g;
-            const bool present = token < unit.tile.count;
-            const u32 row = present ? list[unit.tile.first + token] / c.share : 0;
-            const uint4* from = x + ((u64)(row / EIGHT) * (cols / 8) + own * (COLUMNS / 8)) * EIGHT + row % EIGHT;
-            Own::enter(to, n, sums, [&](u32 e) { return present ? ((const uint2*)(from + EIGHT * (e / 2)))[e % 2] : make_uint2(0, 0); });
+            const bool present = token < unit.count;
+            const u32 row = present ? list[unit.first + token] / c.share : 0;
+            const uint4* from = x + (u64)row * (cols / 8) + own * (COLUMNS / 8);
+            Own::enter(
+                to, n, sums, [&](u32 e) { return present ? from[e] : make_uint4(0, 0, 0, 0); },
+                [&](u32 e) { return present ? ((const uint2*)from)[e] : make_uint2(0, 0); });
         }
+        // Last, so that nothing else waits for it.
+        if (has_factor) factors[unit.turn & 1][threadIdx.x] = factor;
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
-        float* const to = out + (u64)unit.tile.first * inner + unit.index * s.teams * PANEL;
-        add_warps<2>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
-            const float factor = factors[unit.turn][token];
+        float* const to = out + (u64)unit.first * inner + unit.index * s.teams * PANEL;
+        add_warps<PARTS, 2>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
+            const float factor = factors[unit.turn & 1][token];
             to[token * inner + row] = activation(v[0] * factor, v[1] * factor, c);
         });
     };
-    stream(tiles, table, c.up.format.strides[0], inner / (PANEL * s.teams), s, rows, enter, leave);
+    const RingCosts costs = {19, PARTS == 1 ? 28u : 12u, 22};
+    stream<PARTS, false>(tiles, table, c.up.format.strides[0], inner / (PANEL * s.teams), s, costs, rows, enter, leave);
+#endif
 }
 
 struct StreamDownConstants {
@@ -350,27 +384,27 @@ struct StreamDownConstants {
 };
 
 // Products of down: x (places, cols) → out (pairs, hidden). Each warp rounds its columns to f16 by a power of two of their own.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    NAME(stream_down)(const float* x, const u32* list, const RingTile* tiles, const u8* slots, const u32* table, float* out,
-                      const __grid_constant__ StreamDownConstants c) {
+template <u32 PARTS>
+DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, const u8* slots, const u32* table, float* out,
+                        const StreamDownConstants& c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const RingConstants& s = c.ring;
     __shared__ u32 pairs[2][PARTS * EIGHT];
     const u32 hidden = c.part.rows, cols = c.part.format.cols, own = (threadIdx.x >> 5) % s.warps;
     const u32 g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
-    after_previous();
-    auto rows = [&](const RingUnit& unit, u32 i) {
-        return expert_row(slots, unit.slot, c.part, (unit.index * s.teams * PANELS + i) * PANEL).plane[0];
+    auto rows = [&](u32 slot, u32 index, u32 i) {
+        return expert_row(slots, slot, c.part, (index * s.teams * PANELS + i) * PANEL).plane[0];
     };
-    auto enter = [&](const RingUnit& unit, u32 parts, Own::X& to, float (&scales)[PARTS][2], float* sums) {
-        if (threadIdx.x < unit.tile.count) pairs[unit.turn][threadIdx.x] = list[unit.tile.first + threadIdx.x];
+    auto enter = [&](const RingUnit& unit, u32 parts, Own::X<PARTS>& to, float (&scales)[PARTS][2], float* sums) {
+        const u32 pair = threadIdx.x < unit.count ? list[unit.first + threadIdx.x] : 0;
 #pragma unroll
         for (u32 n = 0; n < PARTS; n++) {
             if (n >= parts) break;
             const u32 token = EIGHT * n + g;
-            const bool present = token < unit.tile.count;
-            const float4* from = (const float4*)(x + (u64)(unit.tile.first + (present ? token : 0)) * cols + own * COLUMNS);
+            const bool present = token < unit.count;
+            const float4* from = (const float4*)(x + (u64)(unit.first + (present ? token : 0)) * cols + own * COLUMNS);
             float largest = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
             for (u32 i = t; i < COLUMNS / 4; i += 4) {
                 const float4 v = from[i];
                 largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
@@ -384,17 +418,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const float down = plain ? __uint_as_float((exponent - 9) << 23) : 1.0f;
             scales[n][0] = __shfl_sync(0xffffffffu, down, 8 * t);
             scales[n][1] = __shfl_sync(0xffffffffu, down, 8 * t + 4);
-            Own::enter(to, n, sums, [&](u32 e) {
+            auto half_of = [&](u32 e) {
                 const float4 v = from[e];
                 return present ? make_uint2(h2_of(v.x * up, v.y * up), h2_of(v.z * up, v.w * up)) : make_uint2(0, 0);
-            });
+            };
+            auto load = [&](u32 e) {
+                const uint2 a = half_of(2 * e), b = half_of(2 * e + 1);
+                return make_uint4(a.x, a.y, b.x, b.y);
+            };
+            Own::enter(to, n, sums, load, half_of);
         }
+        // Last, so that nothing else waits for it.
+        if (threadIdx.x < unit.count) pairs[unit.turn & 1][threadIdx.x] = pair;
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
         float* const to = out + unit.index * s.teams * PANELS * PANEL;
-        add_warps<1>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
-            to[(u64)pairs[unit.turn][token] * hidden + row] = v[0];
+        add_warps<PARTS, 1>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
+            to[(u64)pairs[unit.turn & 1][token] * hidden + row] = v[0];
         });
     };
-    stream(tiles, table, c.part.format.strides[0], hidden / (PANELS * PANEL * s.teams), s, rows, enter, leave);
+    const RingCosts costs = {19, PARTS == 1 ? 18u : 9u, 16};
+    stream<PARTS, true>(tiles, table, c.part.format.strides[0], hidden / (PANELS * PANEL * s.teams), s, costs, rows, enter, leave);
+#endif
 }
+
+#define GATE_UP(name, parts)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                               \
+        NAME(name)(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots,            \
+                   const u32* table, const float* weights, float* out, const __grid_constant__ StreamGateUpConstants c) {  \
+        stream_gate_up<parts>(x, scale, list, tiles, slots, table, weights, out, c);                                       \
+    }
+#define DOWN(name, parts, warps)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(32 * warps, 2)                                                            \
+        NAME(name)(const float* x, const u32* list, const RingTile* tiles, const u8* slots, const u32* table, float* out,  \
+                   const __grid_constant__ StreamDownConstants c) {                                                        \
+        stream_down<parts>(x, list, tiles, slots, table, out, c);                                                          \
+    }
+
+// Tiles of up to eight tokens, and of up to sixteen.
+GATE_UP(stream_gate_up_8, 1)
+GATE_UP(stream_gate_up_16, 2)
+DOWN(stream_down_8, 1, MOST_WARPS)
+DOWN(stream_down_16, 2, MOST_WARPS)
+DOWN(stream_down_16_few, 2, FEW_WARPS)

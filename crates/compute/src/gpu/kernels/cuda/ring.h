@@ -1,5 +1,5 @@
 // Rows of experts' weights that pass through shared memory: copies bring the next ones while these are multiplied, and a
-// group takes its share of all experts' rows one after the other. Plain CUDA C++, beside the common dialect or without it.
+// group takes its share of all experts' rows one after the other. Plain CUDA C++ for compute capability 9.0 and later.
 //
 // A *panel* is 16 rows of a weight. A *unit* is two panels of each *team* of warps that share their columns.
 #pragma once
@@ -8,7 +8,9 @@ constexpr unsigned RING_PANEL = 16, RING_PANELS = 2, RING_STAGES = 2;
 
 // Up to a number of pairs of one expert: those of a list from `first` on.
 struct RingTile {
-    unsigned expert, first, count, unused;
+    unsigned expert, first, count;
+    // Tiles before that have up to eight pairs, and 65536 times those with more.
+    unsigned before;
 };
 
 struct RingConstants {
@@ -18,114 +20,173 @@ struct RingConstants {
     unsigned warps, teams;
 };
 
-// What a group is at: a unit of a tile's, where the tile's expert is, and which of two places is for what goes with the tile.
-struct RingUnit {
-    RingTile tile;
-    unsigned slot, index, turn;
+// What a group is at: a unit of a tile's. `turn` is which of two places is for what goes with the tile, and BEGINS more where the
+// group begins with the tile.
+struct __align__(16) RingUnit {
+    unsigned first, count, index, turn;
 };
 
-// Copies on their way to a stage of units. From compute capability 9.0 on a thread starts bulk copies, which `bar` counts; before,
-// every thread copies its part.
-struct RingCopies {
-    unsigned bar;
-    // How often the stage has been waited for, as a bit.
-    unsigned phase;
+constexpr unsigned RING_BEGINS = 2;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// How long things take, in sixteenths of a unit of a tile with up to eight pairs: a unit of one with more, and to begin with either.
+struct RingCosts {
+    unsigned unit_of_many, enter_few, enter_many;
 };
 
-static __device__ __forceinline__ RingCopies ring_copies(unsigned long long* bar) {
-    const RingCopies copies = {(unsigned)__cvta_generic_to_shared(bar), 0};
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(copies.bar) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-#endif
-    return copies;
-}
+// Of a group's units, the first and what comes after the last: units of all tiles before, and of its own.
+struct RingShare {
+    unsigned first, end;
+};
 
-// Starts to copy `panels` panels of `bytes` bytes, a multiple of 16: `from(panel)` is where one begins.
-template <class From>
-static __device__ __forceinline__ void ring_copy(const RingCopies& copies, unsigned to, unsigned panels, unsigned bytes, From from) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x != 0) return;
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(copies.bar), "r"(panels * bytes) : "memory");
-    for (unsigned panel = 0; panel < panels; panel++)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + panel * bytes),
-                     "l"(from(panel)), "r"(bytes), "r"(copies.bar)
-                     : "memory");
-#else
-    for (unsigned panel = 0; panel < panels; panel++) {
-        const unsigned char* const own = from(panel);
-        for (unsigned i = threadIdx.x; i < bytes / 16; i += blockDim.x)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + panel * bytes + 16 * i), "l"(own + 16 * i));
-    }
-    asm volatile("cp.async.commit_group;");
-#endif
-}
-
-// Waits for them.
-static __device__ __forceinline__ void ring_wait(RingCopies& copies) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again%=; }" ::"r"(copies.bar),
-        "r"(copies.phase)
-        : "memory");
-    copies.phase ^= 1;
-#else
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-}
-
-// Passes a group's units through `memory`, RING_STAGES of them at a time. `units` of them make a tile's product, of rows of `stride`
-// bytes. `rows(unit, panel)` says where a panel begins; `enter(unit)` is called when a tile begins; `multiply(unit, half, panels)`
-// makes the products of what is at `panels`, and `leave(unit, half)` is called when all warps have, `half` by turns 0 and 1. Whatever
-// `enter` and `multiply` write is seen by `multiply` and `leave` of the same tile or unit, if it has a place for each turn or half.
-template <class RowsOf, class Enter, class Multiply, class Leave>
-static __device__ __forceinline__ void ring_pass(unsigned char* memory, const RingTile* tiles, const unsigned* table, unsigned stride,
-                                                 unsigned units, const RingConstants& s, RowsOf rows, Enter enter,
-                                                 Multiply multiply, Leave leave) {
-    __shared__ unsigned long long bars[RING_STAGES];
-    const unsigned panel_bytes = RING_PANEL * stride, stage_bytes = s.teams * RING_PANELS * panel_bytes;
-    RingCopies even = ring_copies(bars), odd = ring_copies(bars + 1);
-    unsigned count = 0;
-    for (unsigned i = 0; i < s.tiles; i += blockDim.x)
-        count += __syncthreads_count(i + threadIdx.x < s.tiles && tiles[i + threadIdx.x].count != 0);
-    const unsigned long long all = (unsigned long long)count * units;
-    const unsigned first = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
-    if (first >= end) return;
-    unsigned tile = first / units;
-    RingUnit next = {tiles[tile], 0, first % units, 0};
-    next.slot = table[next.tile.expert];
-    auto copy = [&](unsigned half) {
-        const unsigned to = (unsigned)__cvta_generic_to_shared(memory) + half * stage_bytes;
-        ring_copy(half ? odd : even, to, s.teams * RING_PANELS, panel_bytes, [&](unsigned panel) { return rows(next, panel); });
-    };
-    copy(0);
-    RingUnit now = next, before = next;
-    bool begins = true;
-#pragma unroll 1
-    for (unsigned at = first, half = 0; at < end; at++, half ^= 1) {
-        now = next;
-        now.turn = before.turn;
-        if (begins) {
-            now.turn ^= 1;
-            enter(now);
-        }
-        ring_wait(half ? odd : even);
-        __syncthreads();
-        begins = ++next.index == units;
-        if (at + 1 < end) {
-            if (begins) {
-                next.index = 0;
-                next.tile = tiles[++tile];
-                next.slot = table[next.tile.expert];
-            }
-            copy(half ^ 1);
-        }
-        if (at > first) leave(before, half ^ 1);
-        multiply(now, half, memory + half * stage_bytes);
-        before = now;
+// Divides all units so that groups take equally long. Every thread of the group takes part.
+static __device__ __forceinline__ RingShare ring_share(const RingTile* tiles, unsigned units, const RingConstants& s,
+                                                       const RingCosts& costs) {
+    __shared__ unsigned bounds[2], total;
+    const unsigned few = costs.enter_few + 16 * units, many = costs.enter_many + costs.unit_of_many * units;
+    auto start_of = [&](const RingTile& t) { return (t.before & 0xffff) * few + (t.before >> 16) * many; };
+    if (threadIdx.x == 0) total = bounds[0] = bounds[1] = 0;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < s.tiles; i += blockDim.x) {
+        const RingTile own = tiles[i], next = i + 1 < s.tiles ? tiles[i + 1] : RingTile{};
+        if (own.count != 0 && next.count == 0) total = start_of(own) + (own.count > 8 ? many : few);
     }
     __syncthreads();
-    leave(before, (end - first - 1) & 1);
+    const unsigned long long all = total;
+    const unsigned at[2] = {(unsigned)(all * blockIdx.x / gridDim.x), (unsigned)(all * (blockIdx.x + 1) / gridDim.x)};
+    for (unsigned i = threadIdx.x; i < s.tiles; i += blockDim.x) {
+        const RingTile own = tiles[i];
+        if (own.count == 0) break;
+        const bool much = own.count > 8;
+        const unsigned start = start_of(own), end = start + (much ? many : few);
+        const unsigned enter = much ? costs.enter_many : costs.enter_few, unit = much ? costs.unit_of_many : 16;
+        for (unsigned k = 0; k < 2; k++) {
+            // Nothing begins after the end of all.
+            if (at[k] < start || (at[k] >= end && !(at[k] == end && end == total))) continue;
+            const unsigned left = at[k] - start;
+            bounds[k] = i * units + (left <= enter ? 0 : min((left - enter + unit - 1) / unit, units));
+        }
+    }
+    __syncthreads();
+    return {bounds[0], bounds[1]};
 }
+
+static __device__ __forceinline__ void ring_bar(unsigned bar, unsigned count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+// A warp has arrived.
+static __device__ __forceinline__ void ring_arrive(unsigned bar) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(bar) : "memory");
+}
+static __device__ __forceinline__ void ring_wait(unsigned bar, unsigned phase) {
+    asm volatile(
+        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again%=; }" ::"r"(bar),
+        "r"(phase)
+        : "memory");
+}
+// Starts to copy `panels` panels of `bytes` bytes, a multiple of 16, which `bar` counts: `from(panel)` is where one begins.
+template <class From>
+static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned panels, unsigned bytes, From from) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * bytes) : "memory");
+    for (unsigned panel = 0; panel < panels; panel++)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + panel * bytes),
+                     "l"(from(panel)), "r"(bytes), "r"(bar)
+                     : "memory");
+}
+
+// The unit that is copied next.
+struct RingAhead {
+    unsigned tile, slot, index, turn, order;
+};
+
+// Passes a group's units through `memory`, RING_STAGES of them at a time. `units` of them make a tile's product, of rows of `stride`
+// bytes. `rows(slot, index, panel)` says where a panel of a unit begins; `enter(unit)` is called when a tile begins;
+// `multiply(unit, half, panels, between)` makes the products of what is at `panels` and calls `between` once before it writes any,
+// and `leave(unit, half)` is called when all warps have, `half` by turns 0 and 1. Whatever `enter` and `multiply` write is seen
+// by `leave` of the same tile or unit, if it has a place for each turn or half. Warps wait for others as late as they can: for a
+// unit's products when they have made some of the next one's.
+//
+// With `early`, copies begin before the kernel in front has ended, which must not write tiles, `table` or weights. A warp that starts
+// copies is late; `by_turns` each does, else the first.
+template <bool early, bool by_turns, class RowsOf, class Enter, class Multiply, class Leave>
+static __device__ __forceinline__ void ring_pass(unsigned char* memory, const RingTile* tiles, const unsigned* table, unsigned stride,
+                                                 unsigned units, const RingConstants& s, const RingCosts& costs, RowsOf rows,
+                                                 Enter enter, Multiply multiply, Leave leave) {
+    // For each stage: its copy is there, all warps are done with it; for each half: all warps' products are.
+    __shared__ unsigned long long full_bars[RING_STAGES], free_bars[RING_STAGES], made_bars[2];
+    // Units from the one that warps are at to the one after that which is copied, by their order.
+    __shared__ RingUnit described[4];
+    __shared__ RingAhead ahead;
+    const unsigned panel_bytes = RING_PANEL * stride, stage_bytes = s.teams * RING_PANELS * panel_bytes;
+    auto full = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(full_bars + stage); };
+    auto free = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(free_bars + stage); };
+    auto made = [&](unsigned half) { return (unsigned)__cvta_generic_to_shared(made_bars + half); };
+    if (threadIdx.x == 0) {
+        for (unsigned i = 0; i < RING_STAGES; i++) ring_bar(full(i), 1), ring_bar(free(i), s.warps * s.teams);
+        for (unsigned i = 0; i < 2; i++) ring_bar(made(i), s.warps * s.teams);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    auto after_previous = [] {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;");
+    };
+    if (!early) after_previous();
+    const RingShare share = ring_share(tiles, units, s, costs);
+    const unsigned count = share.end - share.first;
+    // Copies the next unit, and says what comes after it.
+    auto copy = [&] {
+        RingAhead a = ahead;
+        const unsigned slot = a.slot, index = a.index, stage = a.order % RING_STAGES;
+        ahead.order = ++a.order;
+        if (a.order < count) {
+            a.turn &= 1;
+            if (++a.index == units) {
+                a.index = 0, a.turn = (a.turn ^ 1) | RING_BEGINS;
+                ahead.tile = ++a.tile;
+                ahead.slot = table[tiles[a.tile].expert];
+            }
+            const RingTile of = tiles[a.tile];
+            described[a.order % 4] = {of.first, of.count, a.index, a.turn};
+            ahead.index = a.index, ahead.turn = a.turn;
+        }
+        ring_copy(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, s.teams * RING_PANELS, panel_bytes,
+                  [&](unsigned panel) { return rows(slot, index, panel); });
+    };
+    if (threadIdx.x == 0 && count != 0) {
+        const RingTile of = tiles[share.first / units];
+        described[0] = {of.first, of.count, share.first % units, RING_BEGINS};
+        ahead = {share.first / units, table[of.expert], share.first % units, RING_BEGINS, 0};
+        for (unsigned i = 0; i < RING_STAGES && i < count; i++) copy();
+    }
+    if (early) after_previous();
+    __syncthreads();
+    if (count == 0) return;
+    RingUnit before = {};
+#pragma unroll 1
+    for (unsigned order = 0; order < count; order++) {
+        const unsigned stage = order % RING_STAGES, half = order % 2;
+        const RingUnit now = described[order % 4];
+        if (now.turn & RING_BEGINS) enter(now);
+        const unsigned next = order + RING_STAGES - 1, copier = by_turns ? order % (s.warps * s.teams) * 32 : 0;
+        if (order > 0 && next < count && threadIdx.x == copier) {
+            ring_wait(free(next % RING_STAGES), next / RING_STAGES - 1 & 1);
+            copy();
+        }
+        __syncwarp();
+        ring_wait(full(stage), order / RING_STAGES & 1);
+        multiply(now, half, memory + stage * stage_bytes, [&] {
+            if (order == 0) return;
+            ring_wait(made(half ^ 1), (order - 1) / 2 & 1);
+            leave(before, half ^ 1);
+        });
+        ring_arrive(free(stage));
+        ring_arrive(made(half));
+        before = now;
+    }
+    ring_wait(made((count - 1) % 2), (count - 1) / 2 & 1);
+    leave(before, (count - 1) % 2);
+}
+
+#endif

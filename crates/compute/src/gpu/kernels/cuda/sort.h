@@ -4,7 +4,9 @@
 
 // Pairs of one expert: those of the list from `first` on.
 struct Tile {
-    u32 expert, first, count, unused;
+    u32 expert, first, count;
+    // Tiles before that have up to eight pairs, and 65536 times those with more.
+    u32 before;
 };
 
 struct SortConstants {
@@ -31,7 +33,13 @@ DEVICE void sort_pairs(const u32* table, const u32* ids, u32* list, Tile* tiles,
     __syncthreads();
     const u32 count = expert < c.experts && table[expert] != ABSENT ? counts[expert] : 0;
     const u32 parts = (count + c.tokens - 1) / c.tokens, room = (count + c.align - 1) / c.align * c.align;
-    u32 pairs_end = room, tiles_end = parts;
+    // Shares in whole groups of 16, which is what a product takes at once, or of eight where tiles have no more.
+    const u32 group = min(c.tokens, 16u), groups = (count + group - 1) / group;
+    auto share = [&](u32 i) { return min(groups * i / parts * group, count); };
+    auto kind = [&](u32 i) { return share(i + 1) - share(i) > 8 ? 65536u : 1u; };
+    u32 own_tiles = 0;
+    for (u32 i = 0; i < parts; i++) own_tiles += kind(i);
+    u32 pairs_end = room, tiles_end = own_tiles;
 #pragma unroll
     for (u32 d = 1; d < 32; d *= 2) {
         const u32 more_pairs = __shfl_up_sync(0xffffffffu, pairs_end, d);
@@ -46,17 +54,17 @@ DEVICE void sort_pairs(const u32* table, const u32* ids, u32* list, Tile* tiles,
         all_tiles += warp_tiles[i];
         all_places += warp_pairs[i];
     }
-    const u32 first = pairs_end - room, at = tiles_end - parts;
+    const u32 first = pairs_end - room;
+    u32 before = tiles_end - own_tiles;
     for (u32 i = first + count; i < pairs_end; i++) list[i] = ABSENT;
     for (u32 i = all_places + threadIdx.x; i < c.places; i += 1024) list[i] = ABSENT;
     next[expert] = count == 0 ? ABSENT : first;
-    for (u32 i = 0; i < parts && at + i < c.tiles; i++) {
-        // Shares in whole groups of 16, which is what a product takes at once.
-        const u32 groups = (count + 15) / 16;
-        const u32 from = min(groups * i / parts * 16, count), to = min(groups * (i + 1) / parts * 16, count);
-        tiles[at + i] = {expert, first + from, to - from, 0};
+    for (u32 i = 0; i < parts; i++) {
+        const u32 at = (before & 0xffff) + (before >> 16);
+        if (at < c.tiles) tiles[at] = {expert, first + share(i), share(i + 1) - share(i), before};
+        before += kind(i);
     }
-    for (u32 i = all_tiles + threadIdx.x; i < c.tiles; i += 1024) tiles[i] = {0, 0, 0, 0};
+    for (u32 i = (all_tiles & 0xffff) + (all_tiles >> 16) + threadIdx.x; i < c.tiles; i += 1024) tiles[i] = {0, 0, 0, 0};
     __syncthreads();
     for (u32 p = threadIdx.x; p < c.pairs; p += 1024) {
         const u32 e = ids[p];

@@ -25,7 +25,7 @@ impl Lowering<'_> {
         }
         let top_k = e.routing.top_k();
         let pairs = self.rows * top_k;
-        let (places, most) = (most_places(pairs, experts), most_panel_tiles(pairs, experts));
+        let (places, most) = (most_places(pairs, experts), most_panel_tiles(pairs, experts, PANEL_TILE));
         let counts = [self.rows, pairs];
         let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set, counts));
         let [ids, weights] = self.routing(e.routing);
@@ -81,7 +81,7 @@ impl Lowering<'_> {
         let buffers = [x, scale, list, tiles, slots, table, bias, e.outputs];
         let launch = Launch { unit: PANELS_UNIT, kernel: "panel_down", buffers: &buffers, constants };
         let groups = down.matrix.rows.div_ceil(GROUP_WARPS * 2 * PANEL);
-        let product = launch.over([groups, most_panel_tiles(pairs, experts), 1], THREADS);
+        let product = launch.over([groups, most_panel_tiles(pairs, experts, PANEL_TILE), 1], THREADS);
         [blocks, Dispatch { shared: PANEL_SHARED, ..named(product, name) }]
     }
 }

@@ -57,13 +57,18 @@ impl Ring {
         let constants = RingConstants { tiles, warps, teams };
         (groups > 0).then_some(Self { constants, encoding, shared: shared as u32, groups })
     }
+
+    /// Warps of a group.
+    pub(super) fn warps(&self) -> usize {
+        self.constants.warps * self.constants.teams
+    }
 }
 
 impl Lowering<'_> {
     /// As many groups as the device runs at once.
     pub(super) fn over_ring(&self, launch: Launch<'_>, ring: &Ring) -> Dispatch {
         let groups = self.memory.info.multiprocessors * ring.groups;
-        let threads = 32 * ring.constants.warps * ring.constants.teams;
+        let threads = 32 * ring.warps();
         let dispatch = named(launch.over([groups, 1, 1], threads as u32), ring.encoding);
         Dispatch { shared: ring.shared, ..dispatch }
     }

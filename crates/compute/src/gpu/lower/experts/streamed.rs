@@ -15,21 +15,28 @@ use crate::gpu::memory::{
 };
 use crate::graph::{Activation, MatrixSpec, Weighted};
 
-/// Rows up to which these kernels are faster than panels, of down less if its weights are cheap to unpack.
+/// Rows up to which these kernels are faster than others.
 const MOST_ROWS: usize = 256;
-const MOST_ROWS_OF_DOWN: usize = 128;
+/// Warps of a group up to which a thread has more registers.
+const FEW_WARPS: usize = 6;
 /// Columns of a warp.
 const COLUMNS: usize = 256;
-/// Bytes of a warp's sums, two of 16 tokens of each panel, and of its activations' of Q6_K.
-const KEPT: usize = 2 * PANELS * 16 * 16 * 4;
-const ACTIVATION_SUMS: usize = 2 * 16 * 8 * 4;
+/// Bytes of a warp's sums, two of each panel, and of its activations' of Q6_K, for every token.
+const KEPT: usize = 2 * PANELS * 16 * 4;
+const ACTIVATION_SUMS: usize = 16 * 4;
 
-/// How groups multiply a matrix of which a unit has `panels` panels a team; nothing if it does not suit the kernels.
-fn ring(matrix: &ExpertMatrix, panels: usize, tiles: usize) -> Option<Ring> {
+/// Pairs of a tile: eight where experts have few pairs, so that hardly any has more.
+fn tile(pairs: usize, experts: usize) -> usize {
+    if pairs <= 5 * experts { PANEL_TOKENS } else { PANEL_TILE }
+}
+
+/// How groups multiply a matrix of which a unit has `panels` panels a team, by tiles of `tile` tokens; nothing if it does not suit the
+/// kernels.
+fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
     let MatrixSpec { dtype, cols, .. } = matrix.matrix;
     let sums = if dtype == DType::Q6_K { ACTIVATION_SUMS } else { 0 };
     let suits = cols.is_multiple_of(COLUMNS) && cols / COLUMNS <= MOST_WARPS;
-    Ring::new(matrix, [panels, cols / COLUMNS], tiles, KEPT + sums).filter(|_| suits)
+    Ring::new(matrix, [panels, cols / COLUMNS], tiles, tile * (KEPT + sums)).filter(|_| suits)
 }
 
 impl Lowering<'_> {
@@ -40,14 +47,20 @@ impl Lowering<'_> {
         let experts = self.graph.expert_sets()[e.set.0].experts;
         let top_k = e.routing.top_k();
         let pairs = self.rows * top_k;
-        let (places, most) = (most_places(pairs, experts), most_panel_tiles(pairs, experts));
-        let first = ring(up, 1, most).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
-        let second = ring(down, PANELS, most)
-            .filter(|_| self.rows <= MOST_ROWS_OF_DOWN || down.matrix.dtype == DType::Q6_K);
+        // Panels, which may come after gate and up, take tiles of 16.
+        let wanted = tile(pairs, experts);
+        let tiles_of = |tile| [most_panel_tiles(pairs, experts, tile), tile];
+        let second = ring(down, PANELS, tiles_of(wanted));
+        let tokens = if second.is_some() { wanted } else { PANEL_TILE };
+        let [most, _] = tiles_of(tokens);
+        let places = most_places(pairs, experts);
+        let block_rows = self.rows.next_multiple_of(PANEL_TOKENS);
+        let first = ring(up, 1, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
         let [_, down_name] = self.few_encodings(e.set)?;
         let suits = experts <= MOST_TILED_EXPERTS
             && self.rows <= MOST_ROWS
             && e.biases.is_none()
+            && 2 * block_rows <= places
             && e.mlp.activation != Activation::SquaredRelu;
         if !suits {
             return None;
@@ -58,11 +71,12 @@ impl Lowering<'_> {
         let PanelScratch { x, scale, list, tiles, products } = scratch;
         let [x, scale, list, tiles, products] = [x, scale, list, tiles, products].map(Slice::from);
 
-        let (tokens, align) = (PANEL_TILE, PANEL_TOKENS);
-        let sort = TensorSortConstants { pairs, experts, tiles: most, tokens, align, places };
+        let sort = TensorSortConstants { pairs, experts, tiles: most, tokens, align: PANEL_TOKENS, places };
         let (from, norm) = self.entering(e.x);
         let norm_weight = norm.map_or(self.input(0), |norm| self.vector(norm.weight));
-        let buffers = [from, norm_weight, table, ids, x, scale, list, tiles];
+        // Tokens row by row come after their blocks, in memory for rows of all places.
+        let plain = x.at(2 * block_rows * e.x.width());
+        let buffers = [from, norm_weight, table, ids, x, plain, scale, list, tiles];
         let constants = &EnterExpertsConstants { cols: e.x.width(), norm: norm.into(), sort };
         let enter =
             Launch { unit: ENTER_EXPERTS_UNIT, kernel: "enter_experts", buffers: &buffers, constants };
@@ -80,10 +94,10 @@ impl Lowering<'_> {
             limit,
             weighs: e.mlp.weighted == Weighted::Input,
         };
-        let buffers = [x, scale, list, tiles, slots, table, weights, products];
+        let buffers = [plain, scale, list, tiles, slots, table, weights, products];
         let constants = &StreamGateUpConstants { product, ring: first.constants };
-        let launch =
-            Launch { unit: EXPERT_PANELS_UNIT, kernel: "stream_gate_up", buffers: &buffers, constants };
+        let kernel = if tokens == PANEL_TILE { "stream_gate_up_16" } else { "stream_gate_up_8" };
+        let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel, buffers: &buffers, constants };
         body.push(self.over_ring(launch, &first));
         let Some(second) = second else {
             // The blocks are those of pairs from here on.
@@ -93,7 +107,12 @@ impl Lowering<'_> {
         };
         let buffers = [products, list, tiles, slots, table, e.outputs];
         let constants = &StreamDownConstants { part: down.part, ring: second.constants };
-        let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel: "stream_down", buffers: &buffers, constants };
+        let kernel = match (tokens, second.warps()) {
+            (PANEL_TILE, ..=FEW_WARPS) => "stream_down_16_few",
+            (PANEL_TILE, _) => "stream_down_16",
+            _ => "stream_down_8",
+        };
+        let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel, buffers: &buffers, constants };
         body.push(self.over_ring(launch, &second));
         Some(body)
     }
