@@ -211,12 +211,14 @@ arguments! {
     LatentConstants {
         weight: Format,
         heads: usize,
+        rows: usize,
         head_rows: usize,
         first_row: usize,
         r#in: usize,
         out: usize,
         stride: usize,
         halves: bool,
+        span: usize,
     }
 
     ["latent.h" LatentWeightsConstants]

@@ -1,15 +1,22 @@
 // What latent attention adds to attention over the latents: queries into the latent space, results out of it.
 #include "weights.h"
 
+// Tokens for which weights that have been read are used.
+CONSTANT uint HEAD_TOKENS = 4;
+// Threads of `latent_transposed`, which hold results of so many channels.
+CONSTANT uint TRANSPOSED_THREADS = 256;
+
 struct LatentConstants {
     Format weight;
-    uint heads;
+    uint heads, rows;
     // Rows of the weight from one head's to the next's, and the first that is used.
     uint head_rows, first_row;
     // Channels of a head that come in and go out, and those from a head's results to the next one's.
     uint in, out, stride;
     // Whether results are f16.
     uint halves;
+    // Outputs of a warp; transposed: threads side by side.
+    uint span;
 };
 
 DEVICE void store_result(GPTR(float) result, ulong index, float v, uint halves) {
@@ -17,33 +24,182 @@ DEVICE void store_result(GPTR(float) result, ulong index, float v, uint halves) 
     else result[index] = v;
 }
 
-// Each head's weight (in, out), transposed, · x (rows, heads · in) → out. A thread makes 8 outputs. Grid: (out / 8 /
-// threads, heads, rows).
-KERNEL(latent_transposed, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
-       (const float, x), (float, result)) {
-    const uint i = ctx.group_x() * ctx.threads() + ctx.thread(), head = ctx.group_y(), row = ctx.group_z();
-    if (8 * i >= c.out) return;
-    float sums[8];
-    for (uint j = 0; j < 8; ++j) sums[j] = 0.0f;
-    for (uint n = 0; n < c.in; ++n) {
-        const float v = x[((ulong)row * c.heads + head) * c.in + n];
-        const Row w = row_of(plane0, plane1, plane2, c.weight, head * c.head_rows + c.first_row + n);
-        const Float8 values = load8<ANY>(c.weight, w, i);
-        for (uint j = 0; j < 8; ++j) sums[j] += values.v[j] * v;
+DEVICE uint two_u16(GPTR(const uchar) p, uint offset) { return load_u16(p, offset) | load_u16(p, offset + 2) << 16; }
+
+// `load8` of whole eights, by words instead of bytes where the encoding is one that heads' weights often have.
+template <uint D>
+DEVICE Float8 load8_of_head(const Format f, const Row row, uint i) {
+    const GPTR(const uchar) p = row.plane0;
+    Float8 out;
+    if (D == BF16) {
+        const Word4 w = load_u32x4(p, 16 * i);
+        const uint words[4] = {w.x, w.y, w.z, w.w};
+        for (uint j = 0; j < 8; ++j) out.v[j] = bf16_to_f32(words[j / 2] >> (j % 2 * 16) & 0xffff);
+    } else if (D == Q8_0) {
+        const GPTR(const uchar) b = p + i / 4 * 34;
+        const float d = half_at(b, 0);
+        const uint at = 2 + 8 * (i % 4), words[2] = {two_u16(b, at), two_u16(b, at + 4)};
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)(signed char)(words[j / 4] >> (j % 4 * 8) & 255);
+    } else if (D == Q5_0) {
+        const GPTR(const uchar) b = p + i / 4 * 22;
+        const float d = half_at(b, 0);
+        const uint high = two_u16(b, 2) >> (8 * (i % 4)), shift = i % 4 / 2 * 4;
+        const uint at = 6 + 8 * (i % 2), words[2] = {two_u16(b, at) >> shift, two_u16(b, at + 4) >> shift};
+        for (uint j = 0; j < 8; ++j) {
+            const uint q = (words[j / 4] >> (j % 4 * 8) & 15) | (high >> j & 1) << 4;
+            out.v[j] = d * (float)((int)q - 16);
+        }
+    } else if (D == Q4_K) {
+        const GPTR(const uchar) b = p + i / 32 * 144;
+        const uint s = i % 32 / 4, at = 16 + 32 * (s / 2) + i % 4 * 8, shift = s % 2 * 4;
+        const float d = half_at(b, 0) * (float)k_scale(b + 4, s), m = half_at(b, 2) * (float)k_min(b + 4, s);
+        const uint words[2] = {load_u32(b, at) >> shift, load_u32(b, at + 4) >> shift};
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)(words[j / 4] >> (j % 4 * 8) & 15) - m;
+    } else if (D == Q6_K) {
+        const GPTR(const uchar) b = p + i / 32 * 210;
+        const uint e = 8 * (i % 32), n = e / 128, k = e % 128 / 32, l = e % 32;
+        const float d = half_at(b, 208) * (float)(signed char)b[192 + e / 16];
+        const uint at = 64 * n + 32 * (k % 2) + l, high_at = 128 + 32 * n + l, shift = k / 2 * 4;
+        const uint low[2] = {two_u16(b, at) >> shift, two_u16(b, at + 4) >> shift};
+        const uint high[2] = {two_u16(b, high_at) >> (2 * k), two_u16(b, high_at + 4) >> (2 * k)};
+        for (uint j = 0; j < 8; ++j) {
+            const uint by = j % 4 * 8, q = (low[j / 4] >> by & 15) | (high[j / 4] >> by & 3) << 4;
+            out.v[j] = d * (float)((int)q - 32);
+        }
+    } else if (D == FP8) {
+        const float scale = fp8_scale(f.kind, row, 8 * i);
+        const uint words[2] = {load_u32(p, 8 * i), load_u32(p, 8 * i + 4)};
+        for (uint j = 0; j < 8; ++j) out.v[j] = e4m3(words[j / 4] >> (j % 4 * 8) & 255) * scale;
+    } else {
+        out = load8<ANY>(f, row, i);
     }
-    for (uint j = 0; j < 8 && 8 * i + j < c.out; ++j) {
-        store_result(result, ((ulong)row * c.heads + head) * c.stride + 8 * i + j, sums[j], c.halves);
+    return out;
+}
+
+// Elements 8i..8i + 8 of a head's channels.
+template <uint D>
+DEVICE Float8 channels8(GPTR(const float) x, uint in, uint i) {
+    if (D == ANY) return activations8(x, in, i);
+    const Word4 a = load_u32x4(GCAST(const uchar, x), 32 * i), b = load_u32x4(GCAST(const uchar, x), 32 * i + 16);
+    Float8 out = {{as_float(a.x), as_float(a.y), as_float(a.z), as_float(a.w), as_float(b.x), as_float(b.y), as_float(b.z),
+                   as_float(b.w)}};
+    return out;
+}
+
+// A warp's outputs of one head for `count` tokens. A token's are the same whatever others there are.
+template <uint D>
+DEVICE void head_outputs(CTX, const LatentConstants c, const Row planes, GPTR(const float) x, GPTR(float) result) {
+    const uint head = ctx.group_y(), first = ctx.group_z() * HEAD_TOKENS;
+    const uint count = c.rows - first < HEAD_TOKENS ? c.rows - first : HEAD_TOKENS;
+    // Lanes that share an output.
+    const uint lanes = c.in <= 128 ? 16 : 32, lane = ctx.lane() % lanes;
+    const uint begin = (ctx.group_x() * ctx.warps() + ctx.warp()) * c.span;
+    const uint end = begin + c.span < c.out ? begin + c.span : c.out;
+    for (uint base = begin; base < end; base += 32 / lanes) {
+        const uint o = base + ctx.lane() / lanes, of = head * c.head_rows + c.first_row + (o < end ? o : end - 1);
+        const Row w = row_of(planes.plane0, planes.plane1, planes.plane2, c.weight, of);
+        float sums[HEAD_TOKENS];
+        for (uint t = 0; t < HEAD_TOKENS; ++t) sums[t] = 0.0f;
+#pragma unroll 1
+        for (uint i = lane; 8 * i < c.in; i += lanes) {
+            const Float8 values = load8_of_head<D>(c.weight, w, i);
+#pragma unroll
+            for (uint t = 0; t < HEAD_TOKENS; ++t) {
+                if (t >= count) break;
+                const Float8 a = channels8<D>(x + ((ulong)(first + t) * c.heads + head) * c.in, c.in, i);
+                for (uint j = 0; j < 8; ++j) sums[t] = fma_of(values.v[j], a.v[j], sums[t]);
+            }
+        }
+#pragma unroll
+        for (uint t = 0; t < HEAD_TOKENS; ++t) {
+            if (t >= count) break;
+            float sum = sums[t];
+            for (uint mask = lanes / 2; mask > 0; mask /= 2) sum += lane_xor(ctx, sum, mask);
+            if (lane == 0 && o < end)
+                store_result(result, ((ulong)(first + t) * c.heads + head) * c.stride + o, sum, c.halves);
+        }
     }
 }
 
-// Each head's weight (out, in) · x (rows, heads · in) → out. A warp makes one output. Grid: (out / warps, heads, rows).
+// Each head's weight (out, in) · x (rows, heads · in) → out. Grid: (out / span / warps, heads, rows / HEAD_TOKENS).
 KERNEL(latent_matvec, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
        (const float, x), (float, result)) {
-    const uint o = ctx.group_x() * ctx.warps() + ctx.warp(), head = ctx.group_y(), row = ctx.group_z();
-    if (o >= c.out) return;
-    const Row w = row_of(plane0, plane1, plane2, c.weight, head * c.head_rows + c.first_row + o);
-    const float sum = lane_sum(ctx, lane_dot<ANY>(ctx, c.weight, w, x + ((ulong)row * c.heads + head) * c.in));
-    if (ctx.lane() == 0) store_result(result, ((ulong)row * c.heads + head) * c.stride + o, sum, c.halves);
+    const Row planes = {plane0, plane1, plane2};
+    switch (c.weight.kind & 255) {
+        case BF16: return head_outputs<BF16>(ctx, c, planes, x, result);
+        case Q8_0: return head_outputs<Q8_0>(ctx, c, planes, x, result);
+        case Q5_0: return head_outputs<Q5_0>(ctx, c, planes, x, result);
+        case Q4_K: return head_outputs<Q4_K>(ctx, c, planes, x, result);
+        case Q6_K: return head_outputs<Q6_K>(ctx, c, planes, x, result);
+        case FP8: return head_outputs<FP8>(ctx, c, planes, x, result);
+    }
+}
+
+// The same for any encoding and width.
+KERNEL(latent_matvec_any, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const float, x), (float, result)) {
+    const Row planes = {plane0, plane1, plane2};
+    head_outputs<ANY>(ctx, c, planes, x, result);
+}
+
+// Eight outputs a thread, `span` threads side by side; the others take other rows of the weight.
+template <uint D>
+DEVICE void transposed_outputs(CTX, const LatentConstants c, const Row planes, GPTR(const float) x, GPTR(float) result,
+                               SPTR(float) parts) {
+    const uint head = ctx.group_y(), first = ctx.group_z() * HEAD_TOKENS;
+    const uint count = c.rows - first < HEAD_TOKENS ? c.rows - first : HEAD_TOKENS;
+    const uint place = ctx.thread() % c.span, slice = ctx.thread() / c.span, slices = ctx.threads() / c.span;
+    const uint i = ctx.group_x() * c.span + place;
+    float sums[HEAD_TOKENS][8];
+    for (uint t = 0; t < HEAD_TOKENS; ++t)
+        for (uint j = 0; j < 8; ++j) sums[t][j] = 0.0f;
+#pragma unroll 1
+    for (uint n = slice; n < c.in && 8 * i < c.out; n += slices) {
+        const Row w = row_of(planes.plane0, planes.plane1, planes.plane2, c.weight, head * c.head_rows + c.first_row + n);
+        const Float8 values = load8_of_head<D>(c.weight, w, i);
+#pragma unroll
+        for (uint t = 0; t < HEAD_TOKENS; ++t) {
+            if (t >= count) break;
+            const float v = x[((ulong)(first + t) * c.heads + head) * c.in + n];
+            for (uint j = 0; j < 8; ++j) sums[t][j] = fma_of(values.v[j], v, sums[t][j]);
+        }
+    }
+#pragma unroll
+    for (uint t = 0; t < HEAD_TOKENS; ++t) {
+        if (t >= count) break;
+        barrier(ctx);
+        for (uint j = 0; j < 8; ++j) parts[j * TRANSPOSED_THREADS + ctx.thread()] = sums[t][j];
+        barrier(ctx);
+        for (uint j = slice; j < 8 && 8 * i + j < c.out; j += slices) {
+            float sum = 0.0f;
+            for (uint s = 0; s < slices; ++s) sum += parts[j * TRANSPOSED_THREADS + s * c.span + place];
+            store_result(result, ((ulong)(first + t) * c.heads + head) * c.stride + 8 * i + j, sum, c.halves);
+        }
+    }
+}
+
+// Each head's weight (in, out), transposed, · x (rows, heads · in) → out. Grid: (out / 8 / span, heads,
+// rows / HEAD_TOKENS).
+KERNEL(latent_transposed, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const float, x), (float, result)) {
+    SHARED(float, parts, 8 * TRANSPOSED_THREADS);
+    const Row planes = {plane0, plane1, plane2};
+    switch (c.weight.kind & 255) {
+        case BF16: return transposed_outputs<BF16>(ctx, c, planes, x, result, parts);
+        case Q8_0: return transposed_outputs<Q8_0>(ctx, c, planes, x, result, parts);
+        case Q5_0: return transposed_outputs<Q5_0>(ctx, c, planes, x, result, parts);
+        case Q4_K: return transposed_outputs<Q4_K>(ctx, c, planes, x, result, parts);
+        case Q6_K: return transposed_outputs<Q6_K>(ctx, c, planes, x, result, parts);
+        case FP8: return transposed_outputs<FP8>(ctx, c, planes, x, result, parts);
+    }
+}
+
+// The same for any encoding and width.
+KERNEL(latent_transposed_any, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const float, x), (float, result)) {
+    SHARED(float, parts, 8 * TRANSPOSED_THREADS);
+    const Row planes = {plane0, plane1, plane2};
+    transposed_outputs<ANY>(ctx, c, planes, x, result, parts);
 }
 
 struct LatentWeightsConstants {

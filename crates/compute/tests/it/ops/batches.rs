@@ -8,7 +8,7 @@ use super::checks::{assert_same_bits, compile, run_all};
 use super::errors::MODES;
 use super::experts::moe_case_of;
 use super::linear::linear_case;
-use crate::support::devices::{METAL, batch_invariant_devices, devices, is_in_part};
+use crate::support::devices::{CUDA, METAL, batch_invariant_devices, devices, is_in_part};
 use crate::support::weights::{affine, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
@@ -91,7 +91,7 @@ fn wide_linear_case(dtype: DType, rows: usize, cols: usize) -> Case {
 #[test]
 fn few_rows_that_share_large_weights_have_the_bits_of_single_rows() {
     use DType::{Q4_K, Q5_K, Q6_K, Q8_0};
-    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == "CUDA") else { return };
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
     // Rows of as many pieces as a warp has lanes, and of more.
     let linear = |dtype| [[2304, 2048], [1152, 4096]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols));
     let experts = [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640)];

@@ -44,6 +44,8 @@ pub enum OnDevices {
     All,
     /// Whole sequences in every mode and pieces of them in the first.
     Results,
+    /// The same, but not on emulated devices: shapes of published models, for which a GPU has kernels of its own.
+    Hardware,
     Nothing,
 }
 
@@ -145,6 +147,11 @@ impl Case {
     /// With sequences in which states and many pages show.
     pub fn in_pairs(self) -> Self {
         Self { batching: Batching::Pair, on_devices: OnDevices::Results, ..self }
+    }
+
+    /// On the processor, and on devices that are not emulated.
+    pub fn on_hardware(self) -> Self {
+        Self { on_devices: OnDevices::Hardware, ..self }
     }
 
     /// On the processor alone.

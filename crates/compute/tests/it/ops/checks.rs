@@ -14,7 +14,7 @@ use moeflux_compute::{Result, Tensor};
 use super::adapters::of_sequence;
 use super::case::{Case, Expert, OnDevices, POISON, Schedule};
 use super::errors::{Bound, MODES, Mode, TF32_PAIR, allowed};
-use crate::support::devices::{CPU, METAL, MakeDevice, devices, is_in_part, is_tested};
+use crate::support::devices::{CPU, CUDA, METAL, MakeDevice, devices, is_in_part, is_tested};
 
 /// Hands over experts in one of several orders and groupings.
 pub struct Source<'a> {
@@ -294,7 +294,7 @@ impl<'a> Expected<'a> {
         let case = self.case;
         let what = format!("{} {} on {name}, {mode:?}", case.tested.kind(), case.name);
         // Every case ends with a product in f32.
-        let bound = if name == "CUDA" { bound.max(TF32_PAIR) } else { bound };
+        let bound = if name == CUDA { bound.max(TF32_PAIR) } else { bound };
         let mut executable = compile(case, &device(1), mode);
         let first = run(case, &mut *executable, &self.schedules[0], None);
         let mut found = check_close(&first, &self.right, bound, &what);
@@ -355,7 +355,11 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
             for level in &backends {
                 see(CPU, &case, bound, expected.check_level(level, mode, bound));
             }
-            let devices = devices.iter().filter(|_| case.on_devices != OnDevices::Nothing);
+            let devices = devices.iter().filter(|(name, _)| match case.on_devices {
+                OnDevices::All | OnDevices::Results => true,
+                OnDevices::Hardware => *name == CUDA,
+                OnDevices::Nothing => false,
+            });
             for (name, device) in devices {
                 see(name, &case, bound, expected.check_device(mode, (name, device), bound));
             }

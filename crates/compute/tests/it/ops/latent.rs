@@ -56,14 +56,16 @@ pub fn latent_attention() -> Vec<Case> {
     let wide = LatentAttention { heads: 10, nope: 32, rope: 16, rank: 64, value: 32, scale: 0.15 };
     let fp8 = DType::Fp8 { scale: BlockScale::F32 };
     let affine = DType::Affine { bits: 4, group: 32, scale: Half::F16 };
-    // As published models have them, so that the kernels for these are tested where there are such.
+    // As published models have them: on compute capability 9.0 these have kernels of their own.
     let deep = LatentAttention { heads: 2, nope: 128, rope: 64, rank: 512, value: 128, scale: 0.07 };
     let narrow = LatentAttention { heads: 6, nope: 32, rope: 32, rank: 256, value: 24, scale: 0.1 };
-    let cases = [
-        (deep, Form::Split(DType::Q5_0, DType::Q4_K)),
+    let published = [
+        (deep, Form::Split(DType::Q4_0, DType::Q4_K)),
         (LatentAttention { nope: 192, value: 256, ..deep }, Form::Joint(DType::Q8_0)),
         (LatentAttention { heads: 5, rank: 256, ..deep }, Form::Joint(DType::BF16)),
         (narrow, Form::Split(DType::Q8_0, DType::Q6_K)),
+    ];
+    let cases = [
         (small, Form::Joint(DType::F32)),
         (small, Form::Split(DType::F32, DType::BF16)),
         (
@@ -76,7 +78,8 @@ pub fn latent_attention() -> Vec<Case> {
         (wide, Form::Split(DType::Q8_0, affine)),
         (LatentAttention { rope: 32, ..wide }, Form::Joint(DType::Q8_0)),
     ];
-    cases.map(|(shape, form)| case(shape, form)).into()
+    let published = published.map(|(shape, form)| case(shape, form).on_hardware());
+    cases.map(|(shape, form)| case(shape, form)).into_iter().chain(published).collect()
 }
 
 #[test]

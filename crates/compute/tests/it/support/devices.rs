@@ -10,6 +10,9 @@ use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 /// Makes a backend on a device; what is left to chance follows from the seed.
 pub(crate) type MakeDevice = fn(u64) -> GpuBackend;
 
+/// A GPU.
+pub(crate) const CUDA: &str = "CUDA";
+
 /// The emulated device with the text that Metal gets.
 pub(crate) const METAL: &str = "the emulator with Metal's text";
 
@@ -66,7 +69,7 @@ fn devices_with<const BATCH_INVARIANT: bool>() -> Vec<(&'static str, MakeDevice)
         // As long as one is open, others open quickly.
         static KEPT: OnceLock<Mutex<moeflux_compute::gpu::cuda::Cuda>> = OnceLock::new();
         KEPT.get_or_init(|| Mutex::new(device));
-        all.push(("CUDA", |_| {
+        all.push((CUDA, |_| {
             let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
             GpuBackend::new("cuda", options::<BATCH_INVARIANT>(), open)
         }));

@@ -9,7 +9,7 @@
     unit!("elementwise", "5bb70e320c1a1822", ["activate", "add", "clamp_to", "scaled_silu", "sigmoid_gate", "soft_cap", "softplus_gate", "swiglu"]),
     unit!("few_experts", "fc669e10f9a9affa", ["down8_affine4", "down8_affine8", "down8_mxfp4", "down8_mxfp4_planes", "down8_nvfp4", "down8_q4_0", "down8_q4_k", "down8_q5_0", "down8_q5_k", "down8_q6_k", "down8_q8_0", "gate_up8_affine4", "gate_up8_affine8", "gate_up8_mxfp4", "gate_up8_mxfp4_planes", "gate_up8_nvfp4", "gate_up8_q4_0", "gate_up8_q4_k", "gate_up8_q5_0", "gate_up8_q5_k", "gate_up8_q6_k", "gate_up8_q8_0"]),
     unit!("few_rows", "280f572f2aca0ace", ["product_bf16", "product_f16", "product_f32", "products_affine4", "products_affine8", "products_bf16", "products_f16", "products_f32", "products_mixed", "products_mxfp4", "products_mxfp4_planes", "products_nvfp4", "products_q4_0", "products_q4_k", "products_q5_0", "products_q5_k", "products_q6_k", "products_q8_0"]),
-    unit!("latent", "f94200ddb95ea3b3", ["copy_heads", "latent_matvec", "latent_transposed", "latent_weights"]),
+    unit!("latent", "3fea1215f7a5013d", ["copy_heads", "latent_matvec", "latent_matvec_any", "latent_transposed", "latent_transposed_any", "latent_weights"]),
     unit!("linear", "02c6982608c28a09", ["embed", "matmul_any", "matvec_any"]),
     unit!("moe", "dbc0514d5ce8e902", ["moe_activate", "moe_bucket", "moe_combine", "moe_matmul_any", "moe_matvec_any"]),
     unit!("ngrams", "2851cdd32e7135d1", ["ngram_embed", "ngram_state"]),

@@ -1,6 +1,7 @@
 //! Lowering of products of each head's part of a weight, to the kernels of `kernels/latent.h` and
 //! `kernels/cuda/latent_products.cu`.
 
+use crate::DType;
 use crate::gpu::arguments::{
     CopyHeadsConstants, LatentConstants, LatentEnterConstants, LatentProductsConstants,
     LatentWeightsConstants,
@@ -13,6 +14,14 @@ use crate::gpu::memory::{BATCH_ROWS, TensorScratch};
 use crate::graph::{Value, WeightId};
 
 const PRODUCTS: &str = "cuda/latent_products";
+
+/// Of `kernels/latent.h`.
+const HEAD_TOKENS: usize = 4;
+const TRANSPOSED_THREADS: u32 = 256;
+/// Threads of it whose outputs are side by side, at most.
+const MOST_SIDE_BY_SIDE: usize = 64;
+/// Warps that a product is divided among, or more if a warp had more than 16 outputs.
+const WARPS_OF_HEADS: usize = 4096;
 
 /// What of a weight whose rows are divided among heads is multiplied, and where results go.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +48,12 @@ pub(super) struct EnteredHeads {
     pub(super) width: usize,
     /// Whether they were scaled by what the scratch of scales undoes.
     pub(super) scaled: bool,
+}
+
+/// Whether kernels read weights in this encoding by words.
+fn is_read_by_words(dtype: DType) -> bool {
+    use DType::{BF16, Fp8, Q4_K, Q5_0, Q6_K, Q8_0};
+    matches!(dtype, BF16 | Q8_0 | Q5_0 | Q4_K | Q6_K | Fp8 { .. })
 }
 
 impl Lowering<'_> {
@@ -100,21 +115,41 @@ impl Lowering<'_> {
         self.run.push(dispatch);
     }
 
-    /// Queues a product of each head's part of a weight, row by row.
+    /// Queues a product of each head's part of a weight, whose results do not depend on how many rows there are.
     pub(super) fn heads(&mut self, weight: WeightId, part: HeadPart, [x, result]: [Slice; 2]) {
         let w = self.weight(weight);
         let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves } = part;
         // Of all heads: the weight's rows are theirs.
         let heads = w.matrix.rows / head_rows;
-        let constants =
-            LatentConstants { weight: w.format, heads, head_rows, first_row, r#in, out, stride, halves };
+        let span = if transposed {
+            out.div_ceil(8).next_power_of_two().min(MOST_SIDE_BY_SIDE)
+        } else {
+            (heads * out / WARPS_OF_HEADS).next_power_of_two().clamp(2, 16)
+        };
+        let rows = self.rows;
+        let constants = LatentConstants {
+            weight: w.format,
+            heads,
+            rows,
+            head_rows,
+            first_row,
+            r#in,
+            out,
+            stride,
+            halves,
+            span,
+        };
         let [a, b, c] = w.planes;
         let buffers = [a, b, c, x, result];
         let launch = |kernel| Launch { unit: "latent", kernel, buffers: &buffers, constants: &constants };
+        let tokens = rows.div_ceil(HEAD_TOKENS);
+        let by_words = is_read_by_words(w.matrix.dtype) && w.matrix.cols.is_multiple_of(8);
         let dispatch = if transposed {
-            launch("latent_transposed").over([out.div_ceil(8 * 64), heads, self.rows], 64)
+            let kernel = if by_words { "latent_transposed" } else { "latent_transposed_any" };
+            launch(kernel).over([out.div_ceil(8 * span), heads, tokens], TRANSPOSED_THREADS)
         } else {
-            launch("latent_matvec").over([out.div_ceil(WARPS), heads, self.rows], THREADS)
+            let kernel = if by_words { "latent_matvec" } else { "latent_matvec_any" };
+            launch(kernel).over([out.div_ceil(span * WARPS), heads, tokens], THREADS)
         };
         self.run.push(dispatch);
     }
