@@ -49,7 +49,7 @@ pub fn start(
     observer: Option<BlockObserver>,
     log: &Log,
 ) -> moeflux::Result<Scheduler> {
-    model.engine.warm_up()?;
+    model.warm_up()?;
     let (budget, chunk, context) = (model.engine.budget(), model.engine.chunk(), model.engine.context());
     // There may be more slots than memory, for what is granted later.
     let experts = model.engine.experts().plan().bytes().min(budget.experts);

@@ -35,6 +35,10 @@ use crate::{Error, Result};
 
 pub use options::Options;
 
+/// Lengths of the prompts that get a GPU ready. Lists of kernels are recorded when they are used for the second time, and longer
+/// prompts take other kernels. They repeat one token, so that few experts are read.
+const WARM_UP_TOKENS: [usize; 4] = [1, 1, 64, 512];
+
 /// Which logits an evaluation returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outputs {
@@ -297,8 +301,8 @@ impl Engine {
         number.map(|number| Some(number as u32))
     }
 
-    /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of a token. Without
-    /// this the first evaluation does it, and pools of keys and values grow with the sessions. Does nothing on the processor.
+    /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of tokens and prompts.
+    /// Without this the first evaluations do it, and pools of keys and values grow with the sessions. Does nothing on the processor.
     ///
     /// # Errors
     /// As [`Engine::eval`], and if a device has no room for the context.
@@ -309,9 +313,9 @@ impl Engine {
         self.executable.reserve_pages(self.pool.pages())?;
         self.executable.take_experts(&mut self.experts)?;
         let every_rule = Draw { temperature: 1.0, top_k: 40, top_p: 0.9, min_p: 0.1, ..Draw::default() };
-        // Lists of kernels are recorded when they are used for the second time.
-        for _ in 0..2 {
-            let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
+        let most = self.chunk.min(self.context);
+        for tokens in WARM_UP_TOKENS.map(|count| vec![0; count.min(most)]) {
+            let part = Part { session: &mut self.session(), tokens: &tokens, outputs: Some(Outputs::Last) };
             let draw = &mut || vec![Some(every_rule.clone())];
             self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
         }

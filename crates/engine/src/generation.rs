@@ -80,6 +80,16 @@ impl TextModel {
         Ok(Self { engine, tokenizer, template })
     }
 
+    /// Gets everything ready that the first answer would wait for: [`Engine::warm_up`], and what a tokenizer makes when it is
+    /// first used.
+    ///
+    /// # Errors
+    /// As [`Engine::warm_up`].
+    pub fn warm_up(&mut self) -> Result<()> {
+        self.tokenizer.encode("Hello, world", AddSpecial::No)?;
+        self.engine.warm_up()
+    }
+
     /// Token ids of a conversation, ready for the model's answer; see [`encode_chat`].
     ///
     /// # Errors
