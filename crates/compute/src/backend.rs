@@ -377,6 +377,15 @@ impl std::ops::Sub for DeviceCounts {
     }
 }
 
+/// What a row of logits came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Chosen {
+    /// The token that was chosen.
+    Token(u32),
+    /// (vocab_size), where none was to be chosen, or could be.
+    Logits(Vec<f32>),
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -433,6 +442,40 @@ pub trait Executable: Send {
     fn decode_rows(&self, sequences: usize) -> usize {
         sequences
     }
+
+    /// The same for batches by [`Executable::begin`]; `None` if there cannot be two of them under way, and where that gains
+    /// nothing.
+    fn overlapped_rows(&self, _sequences: usize) -> Option<usize> {
+        None
+    }
+
+    /// Starts a batch with a token of each sequence, whose logits are all wanted, and returns before it has ended. Another one may
+    /// be under way, which has none of its sequences; until both have ended, nothing else is evaluated. Bits are those of batches
+    /// one after the other.
+    ///
+    /// # Errors
+    /// As [`Executable::run`], after which no batch is under way; [`crate::Error::Device`] if [`Executable::overlapped_rows`] has
+    /// none, or two are under way.
+    fn begin(&mut self, _batch: &Batch<'_>, _experts: &mut dyn ExpertSource) -> Result<()> {
+        Err(crate::Error::Device { reason: "batches one after the other only".to_owned() })
+    }
+
+    /// Waits for the batch that began first, and says of each row what its draw chooses among the first `vocab_size` tokens;
+    /// `draws` as for [`Executable::run_and_draw`].
+    ///
+    /// # Errors
+    /// As [`Executable::begin`], and if no batch is under way.
+    fn end(
+        &mut self,
+        _draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
+        _vocab_size: usize,
+        _experts: &mut dyn ExpertSource,
+    ) -> Result<Vec<Chosen>> {
+        Err(crate::Error::Device { reason: "no batch is under way".to_owned() })
+    }
+
+    /// Forgets batches that are under way: as after an error.
+    fn abandon(&mut self) {}
 
     /// [`Backend::batch_invariant`] of the backend that compiled it.
     fn batch_invariant(&self) -> bool {

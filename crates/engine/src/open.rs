@@ -54,8 +54,8 @@ impl OpenOptions {
         self
     }
 
-    /// The GPUs to use; by default the first one. Layers are in a row over as few of them as hold the whole model, in their
-    /// order.
+    /// The GPUs to use; by default the first one. Layers are in a row over two of them, or as many more as hold the whole
+    /// model, in their order.
     pub fn devices(mut self, devices: Devices) -> Self {
         self.hardware.devices = devices;
         self

@@ -12,7 +12,7 @@ use moeflux::experts::CacheStats;
 use moeflux::hardware::threads;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
-use moeflux::{Engine, Outputs, Part, SamplerOptions, Session, Stats};
+use moeflux::{Begun, Engine, Outputs, Part, SamplerOptions, Session, Stats};
 use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
@@ -108,6 +108,9 @@ impl Test {
         let before = engine.device_counts();
         let mut step_seconds = vec![];
         let mut done = vec![0; self.sequences];
+        if self.kind == Kind::Generate && engine.overlapped_rows(self.sequences).is_some() {
+            self.overlap(engine, sessions, &tokens, (&mut done, &mut step_seconds))?;
+        }
         while let Some(least) = done.iter().copied().min().filter(|least| *least < self.tokens) {
             let start = Instant::now();
             // As a scheduler does: all, or as many as are fastest, by turns.
@@ -131,6 +134,43 @@ impl Test {
             engine.truncate(session, self.depth)?;
         }
         Ok(Repetition { stats, step_seconds, device })
+    }
+
+    /// Generates as a scheduler does with two batches under way; notes what is `done` of every sequence, and the seconds from one
+    /// end to the next.
+    fn overlap(
+        &self,
+        engine: &mut Engine,
+        sessions: &mut [Session],
+        tokens: &[&[u32]],
+        (done, seconds): (&mut [usize], &mut Vec<f64>),
+    ) -> Result<()> {
+        let vocab_size = engine.model().graph.vocab_size();
+        let mut ahead: Option<(Vec<usize>, Begun)> = None;
+        let mut ended = Instant::now();
+        loop {
+            let left = done.iter().filter(|done| **done < self.tokens).count();
+            let idle = |sequence: &usize| ahead.as_ref().is_none_or(|(others, _)| !others.contains(sequence));
+            let mut chosen: Vec<usize> =
+                (0..self.sequences).filter(idle).filter(|sequence| done[*sequence] < self.tokens).collect();
+            chosen.sort_by_key(|sequence| done[*sequence]);
+            chosen.truncate(engine.overlapped_rows(left).unwrap_or(left));
+            chosen.sort_unstable();
+            let begun = match &chosen[..] {
+                [] => None,
+                _ => Some(engine.begin(&mut parts(sessions, tokens, &chosen, done))?),
+            };
+            if let Some((others, begun)) = ahead.take() {
+                let draws = vec![Some(self.draw.clone()); others.len()];
+                let mut parts = parts(sessions, tokens, &others, done);
+                engine.end(begun, &mut parts, &mut || draws.clone(), vocab_size)?;
+                others.iter().for_each(|sequence| done[*sequence] += 1);
+                seconds.push(std::mem::replace(&mut ended, Instant::now()).elapsed().as_secs_f64());
+            } else if begun.is_none() {
+                return Ok(());
+            }
+            ahead = begun.map(|begun| (chosen, begun));
+        }
     }
 
     /// Evaluates what follows the tokens that are `done` of each of the `chosen` sequences: the prompt, or a token.
@@ -167,6 +207,21 @@ impl Test {
         }
         Ok(())
     }
+}
+
+/// The tokens that follow those that are `done` of each of the `chosen` sequences, which ascend.
+fn parts<'a>(
+    sessions: &'a mut [Session],
+    tokens: &[&'a [u32]],
+    chosen: &[usize],
+    done: &[usize],
+) -> Vec<Part<'a>> {
+    let of = sessions.iter_mut().enumerate().filter(|(sequence, _)| chosen.contains(sequence));
+    let part = |(sequence, session): (usize, &'a mut Session)| {
+        let next = done[sequence];
+        Part { session, tokens: &tokens[sequence][next..=next], outputs: Some(Outputs::Last) }
+    };
+    of.map(part).collect()
 }
 
 struct Repetition {

@@ -137,8 +137,8 @@ fn models_in_memory_are_measured() {
     refused(&["synth:tiny:q9"], &["quant", "q4_k_m", "q9"]);
     refused(&["synth:tiny:q8_0", "--quant", "f16"], &["--quant", "encoding already"]);
     refused(&["synth:tiny", "--layers", "5"], &["layers", "1 to 4", "5"]);
-    refused(&["synth:tiny", "--mirror", "x"], &["mirror", "in memory"]);
-    refused(&["synth:tiny", "--read-mode", "direct"], &["read_mode", "in memory"]);
+    refused(&["synth:tiny", "--mirror", "x"], &["--mirror", "in memory"]);
+    refused(&["synth:tiny", "--read-mode", "direct"], &["--read-mode", "in memory"]);
     refused(&["demo", "--layers", "2"], &["--layers", "synth:SHAPE"]);
 }
 

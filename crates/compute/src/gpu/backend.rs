@@ -56,8 +56,8 @@ impl GpuBackend {
         Self { devices: vec![GpuDevice::new(name, 0, options.memory, open)], options }
     }
 
-    /// A backend on several devices, each of which runs the layers after those of the one before. As few of them are used as
-    /// hold the whole model, in their order. Their memory is what each of them says, and not that of `options`.
+    /// A backend on several devices, each of which runs the layers after those of the one before. Two of them are used,
+    /// or as many more as hold the whole model, in their order. Their memory is what each of them says, and not that of `options`.
     ///
     /// # Panics
     /// Without any device.

@@ -1,6 +1,7 @@
 //! The scheduler's thread: admission, batches, what becomes of their results.
 
 mod evaluate;
+mod overlap;
 mod speculate;
 
 use std::collections::VecDeque;
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use evaluate::Row;
+use overlap::Ahead;
 
 use super::blocks::{BlockObserver, Ledger};
 use super::folder;
@@ -41,14 +43,21 @@ pub(super) fn run(shared: &Shared, engine: Engine, observer: Option<BlockObserve
         admitted: 0,
         turn: 0,
         pace: Pace::default(),
+        ahead: None,
     };
     while worker.wait() {
+        if worker.is_disturbed() {
+            worker.end_ahead();
+        }
         worker.drop_cancelled();
         worker.admit();
-        worker.step(Kind::Answers);
-        worker.step(Kind::Embeddings);
+        if !worker.step_overlapped() {
+            worker.step(Kind::Answers);
+            worker.step(Kind::Embeddings);
+        }
         worker.note();
     }
+    worker.end_ahead();
     worker.prefixes = Prefixes::new(0);
     worker.running.clear();
     worker.note();
@@ -83,6 +92,8 @@ struct Worker<'t> {
     turn: usize,
     /// What steps took.
     pace: Pace,
+    /// A batch that has begun, beside which another one may be.
+    ahead: Option<Ahead>,
 }
 
 impl<'t> Worker<'t> {
@@ -92,6 +103,12 @@ impl<'t> Worker<'t> {
         loop {
             if queue.abandoned {
                 return false;
+            }
+            if self.ahead.is_some() && (queue.grant.is_some() || !queue.visitors.is_empty()) {
+                drop(queue);
+                self.end_ahead();
+                queue = lock(&self.shared.queue);
+                continue;
             }
             if let Some(memory) = queue.grant {
                 drop(queue);
@@ -146,7 +163,11 @@ impl<'t> Worker<'t> {
             count += u64::from(gone && sequence.give_up());
             !gone
         });
-        for sequence in self.running.extract_if(.., |sequence| sequence.is_cancelled()) {
+        let ahead = self.ahead.as_ref();
+        let gone = |sequence: &mut Sequence<'_>| {
+            sequence.is_cancelled() && ahead.is_none_or(|ahead| !ahead.has(sequence))
+        };
+        for sequence in self.running.extract_if(.., gone) {
             count += u64::from(sequence.give_up());
             if sequence.kind() == Kind::Answers {
                 self.prefixes.keep(sequence.session, None);
@@ -358,19 +379,24 @@ impl<'t> Worker<'t> {
         if result.is_ok() && kind == Kind::Answers {
             self.pace.add(given.iter().sum::<usize>() - prompt, prompt, begun.elapsed());
         }
+        self.conclude(kind, &given, result);
+    }
+
+    /// What becomes of sequences that were given so many tokens of a batch, with this result.
+    fn conclude(&mut self, kind: Kind, given: &[usize], result: Result<Vec<Row>>) {
         let stats = self.engine.take_stats();
         let tokens = given.iter().sum::<usize>().max(1);
-        for (sequence, given) in self.running.iter_mut().zip(&given) {
+        for (sequence, given) in self.running.iter_mut().zip(given) {
             sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
         }
-        self.count(&stats, &given);
+        self.count(&stats, given);
         if kind == Kind::Answers && result.is_ok() && given == [1] {
             self.engine.note_single_step(stats.time);
         }
         let results = match result {
             Ok(results) => results.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
-            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(kind, &given),
+            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(kind, given),
             Err(error) => vec![Err(error)],
         };
         let mut outcomes = self.decode(results);

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::support::{Fixture, bits, f32_options, open, sample};
-use moeflux::{Engine, Error, Options, Outputs};
+use moeflux::{Begun, Engine, Error, Options, Outputs, Part, Session};
 use moeflux_compute::Error::{Device, DeviceMemory};
-use moeflux_compute::backend::Backend;
+use moeflux_compute::backend::{Backend, Chosen};
+use moeflux_compute::draw::Draw;
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuDevice, GpuOptions, ProcessorShare};
 
@@ -148,4 +149,89 @@ fn errors_name_the_device() {
         other => panic!("{other:?}"),
     }
     assert_eq!(session.tokens(), [] as [u32; 0]);
+}
+
+/// A token of each of these sequences.
+fn parts<'a>(sessions: &'a mut [Session], of: &[usize], next: &'a [u32]) -> Vec<Part<'a>> {
+    let of = sessions.iter_mut().zip(next.chunks(1)).enumerate().filter(|(index, _)| of.contains(index));
+    of.map(|(_, (session, tokens))| Part { session, tokens, outputs: Some(Outputs::Last) }).collect()
+}
+
+/// Sessions of some tokens each, and the tokens that come next.
+fn begun_sequences(engine: &mut Engine, tokens: &[u32]) -> (Vec<Session>, Vec<u32>) {
+    let sessions = (1..=4).map(|count| {
+        let mut session = engine.session();
+        engine.eval(&mut session, &tokens[..count], Outputs::Last).unwrap();
+        session
+    });
+    (sessions.collect(), tokens[4..8].to_vec())
+}
+
+fn token(chosen: &Chosen) -> u32 {
+    match chosen {
+        Chosen::Token(token) => *token,
+        Chosen::Logits(logits) => panic!("{} logits", logits.len()),
+    }
+}
+
+#[test]
+fn two_batches_under_way_are_those_of_one_after_the_other() {
+    let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
+    let greedy = |count: usize| vec![Some(Draw::default()); count];
+    for name in ["hf/qwen3_next_basic", "gguf/gpt_oss_mxfp4", "gguf/qwen3_moe_q4_k_m"] {
+        let fixture = Fixture::named(name);
+        let tokens = &fixture.golden().tokens[..];
+        let mut one = open(&fixture.path, &emulator(GpuOptions::default()), &options);
+        assert_eq!(one.overlapped_rows(4), None, "one device");
+        let vocab_size = one.model().graph.vocab_size();
+        let (mut sessions, mut next) = begun_sequences(&mut one, tokens);
+        for _ in 0..3 {
+            let mut all = parts(&mut sessions, &[0, 1, 2, 3], &next);
+            let chosen = one.eval_and_draw(&mut all, &mut || greedy(4), vocab_size).unwrap();
+            next = chosen.into_iter().map(Option::unwrap).collect();
+        }
+        let of_one: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+        let last = one.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
+
+        for count in [2, 3] {
+            let mut engine = open(&fixture.path, &row(count, GpuOptions::default()), &options);
+            assert_eq!(engine.overlapped_rows(4), Some(2), "{name}");
+            let (mut sessions, mut next) = begun_sequences(&mut engine, tokens);
+            let mut ahead: Option<([usize; 2], Begun)> = None;
+            for turn in 0..7 {
+                let of = [[0, 2], [1, 3]][turn % 2];
+                let begun =
+                    (turn < 6).then(|| (of, engine.begin(&mut parts(&mut sessions, &of, &next)).unwrap()));
+                if let Some((of, begun)) = std::mem::replace(&mut ahead, begun) {
+                    let mut both = parts(&mut sessions, &of, &next);
+                    let chosen = engine.end(begun, &mut both, &mut || greedy(2), vocab_size).unwrap();
+                    of.iter().zip(&chosen).for_each(|(index, chosen)| next[*index] = token(chosen));
+                }
+            }
+            let got: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+            assert_eq!(got, of_one, "{name} on {count}");
+            let after = engine.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
+            assert_eq!(bits(&after), bits(&last), "{name} on {count}");
+        }
+    }
+}
+
+#[test]
+fn a_third_batch_is_refused_and_leaves_sessions_as_they_were() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
+    let mut engine = open(&fixture.path, &row(2, GpuOptions::default()), &options);
+    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens);
+    let before: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+    let [first, _second] = [0, 1].map(|of| engine.begin(&mut parts(&mut sessions, &[of], &next)).unwrap());
+    // What evaluates at once is refused, and a third.
+    let error = engine.eval(&mut sessions[3], &[1], Outputs::Last).unwrap_err().to_string();
+    assert!(error.contains("another batch is under way"), "{error}");
+    let error = engine.begin(&mut parts(&mut sessions, &[2], &next)).unwrap_err().to_string();
+    assert!(error.contains("two batches are under way"), "{error}");
+    let mut only = parts(&mut sessions, &[0], &next);
+    let error = engine.end(first, &mut only, &mut || vec![None], 10).unwrap_err().to_string();
+    assert!(error.contains("no batch is under way"), "{error}");
+    assert!(sessions.iter().zip(&before).all(|(session, before)| session.tokens() == before));
+    engine.eval(&mut sessions[3], &[1], Outputs::Last).unwrap();
 }

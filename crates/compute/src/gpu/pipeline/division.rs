@@ -1,7 +1,7 @@
 //! Which layers each of several devices gets.
 //!
-//! As few of the devices as hold the whole model, in the order in which they are given: work passes from one to the next, so
-//! that more of them make no token faster. Layers are divided so that what they have fills the memory of all devices alike;
+//! As few of the devices as hold the whole model, in the order in which they are given, but two if there are two: chunks of a
+//! prompt and two batches of answers keep both busy, while more of them make nothing faster. Layers are divided so that what they have fills the memory of all devices alike;
 //! where it does not fit, every device holds the same part of its experts.
 
 use std::ops::Range;
@@ -12,6 +12,9 @@ use crate::gpu::device::DeviceInfo;
 use crate::gpu::memory::{own_bytes, whole_memory};
 use crate::gpu::steps::{buffers, steps};
 use crate::graph::{Graph, Part};
+
+/// Devices that are used if there are so many.
+const LEAST: usize = 2;
 
 /// A device to divide layers over: what it is, and bytes of its memory that may be used.
 pub(in crate::gpu) struct Place {
@@ -47,7 +50,7 @@ pub(in crate::gpu) fn divide(
         Ok(ends.into_iter().map(part).collect())
     };
     if !spread {
-        for count in 1..most {
+        for count in LEAST.min(most)..most {
             let parts = of(&places[..count])?;
             let mut fits = true;
             for (part, place) in parts.iter().zip(places) {

@@ -16,7 +16,7 @@ use super::memory::{Ending, FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
-use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use crate::backend::{Batch, Chosen, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
 use crate::graph::{Ends, ExpertSetId, Graph, Value};
 use crate::profile::{Profile, Work};
@@ -107,6 +107,42 @@ impl GpuExecutable {
     pub(super) fn advance(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
         let batch = Batch { outputs: &[], ..*batch };
         self.run_batch(&batch, experts, Ending::Logits, |_| Ok(()))
+    }
+
+    /// Whether the host is not needed between the beginning and the end of a batch.
+    pub(super) fn runs_alone(&self) -> bool {
+        self.memory.experts.resident()
+    }
+
+    /// Queues a batch of a part that [`GpuExecutable::runs_alone`], and leaves its logits where they are.
+    pub(super) fn start(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        self.queue(batch, experts, Ending::Logits)
+    }
+
+    /// Waits for the batch of so many rows that was started, and chooses their tokens.
+    pub(super) fn choose(
+        &mut self,
+        rows: usize,
+        draws: &[Option<Draw>],
+        vocab_size: usize,
+    ) -> Result<Vec<Chosen>> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let all = self.graph.vocab_size();
+        let logits = self.memory.logits.buffer().into();
+        let tokens = self.draws.draw(device, logits, draws, [all, vocab_size.min(all)])?;
+        let tokens = tokens.into_iter().chain(std::iter::repeat(None)).take(rows);
+        let mut chosen = vec![];
+        for (row, token) in tokens.enumerate() {
+            chosen.push(match token {
+                Some(token) => Chosen::Token(token),
+                None => {
+                    let mut logits = vec![];
+                    self.read_logits(row, &mut logits)?;
+                    Chosen::Logits(logits)
+                }
+            });
+        }
+        Ok(chosen)
     }
 
     /// Gives the next part, on a device of its own, what this one yields of a batch of so many rows.
