@@ -174,11 +174,11 @@ impl PipelineExecutable {
         let number = self.last.number;
         let queued = self.last.with(experts, |last, _| last.choose(&draws, vocab_size))?;
         // What follows overwrites logits.
-        let mut logits = vec![];
-        for (row, _) in draws.iter().enumerate().filter(|(_, draw)| draw.is_none()) {
+        let (left, mut logits): (Vec<usize>, _) = (queued.left().collect(), VecDeque::new());
+        for row in &left {
             let mut own = vec![];
-            self.last.with(experts, |last, _| last.read_logits(row, &mut own))?;
-            logits.push(own);
+            self.last.with(experts, |last, _| last.read_logits(*row, &mut own))?;
+            logits.push_back(own);
         }
         self.follow(experts)?;
         let tokens = self.last.with(experts, |last, _| last.read_chosen(queued))?;
@@ -187,11 +187,10 @@ impl PipelineExecutable {
             self.turns.add(Way::Overlapped, rows, ended - before);
         }
         self.under_way.ended = all_had_one.then_some(ended);
-        let mut logits = logits.into_iter();
-        let chosen = tokens.into_iter().zip(&draws).map(|(token, draw)| match (token, draw) {
-            (Some(token), _) => Some(Chosen::Token(token)),
-            (None, None) => logits.next().map(Chosen::Logits),
-            (None, Some(_)) => None,
+        let chosen = tokens.into_iter().enumerate().map(|(row, token)| match token {
+            Some(token) => Some(Chosen::Token(token)),
+            None if left.contains(&row) => logits.pop_front().map(Chosen::Logits),
+            None => None,
         });
         let none = || on_device(number, Error::Device { reason: "no token can be chosen".to_owned() });
         chosen.collect::<Option<Vec<_>>>().ok_or_else(none)

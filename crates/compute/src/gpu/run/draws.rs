@@ -107,11 +107,12 @@ struct Sets {
     raw: BufferId,
 }
 
-/// Tokens that will have been chosen, of so many rows.
-#[derive(Debug, Clone, Copy)]
+/// Tokens that will have been chosen.
+#[derive(Debug)]
 pub(crate) struct Queued {
     tokens: BufferId,
-    rows: usize,
+    /// Whether one is chosen for each row.
+    drawn: Vec<bool>,
 }
 
 /// Memory for choosing tokens, which grows with batches.
@@ -172,22 +173,27 @@ impl Sets {
 }
 
 impl Queued {
+    /// Rows for which none is: they have no draw, or there is no memory for what it changes.
+    pub(crate) fn left(&self) -> impl Iterator<Item = usize> {
+        self.drawn.iter().enumerate().filter(|(_, drawn)| !**drawn).map(|(row, _)| row)
+    }
+
     /// Waits for all that is queued.
     pub(super) fn read(self, device: &mut dyn Device) -> Result<Vec<Option<u32>>> {
-        self.tokens(|bytes| device.download(self.tokens.into(), bytes))
+        self.tokens(|from, bytes| device.download(from, bytes))
     }
 
     /// Waits for nothing but what copies are to wait for.
     pub(super) fn read_beside(self, device: &mut dyn Device) -> Result<Vec<Option<u32>>> {
-        self.tokens(|bytes| {
-            device.copy_out(self.tokens.into(), bytes)?;
+        self.tokens(|from, bytes| {
+            device.copy_out(from, bytes)?;
             device.finish_copies()
         })
     }
 
-    fn tokens(self, read: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Option<u32>>> {
-        let mut chosen = vec![0.0; self.rows];
-        read(bytes_of(&mut chosen))?;
+    fn tokens(self, read: impl FnOnce(Slice, &mut [u8]) -> Result<()>) -> Result<Vec<Option<u32>>> {
+        let mut chosen = vec![0.0; self.drawn.len()];
+        read(self.tokens.into(), bytes_of(&mut chosen))?;
         Ok(chosen.iter().map(|token| Some(token.to_bits()).filter(|token| *token != NONE)).collect())
     }
 }
@@ -253,7 +259,7 @@ impl DrawBuffers {
             dispatches.insert(dispatches.len() - choosing, allow);
         }
         device.run(&dispatches)?;
-        Ok(Queued { tokens: buffers.tokens, rows: draws.len() })
+        Ok(Queued { tokens: buffers.tokens, drawn: draws.iter().map(Option::is_some).collect() })
     }
 
     fn rows_for(&mut self, device: &mut dyn Device, rows: usize) -> Result<Rows> {
@@ -353,6 +359,7 @@ mod tests {
         let draws = [Some(Draw::default()), Some(changed)];
         let mut buffers = DrawBuffers::default();
         let queued = buffers.queue(&mut device, logits.into(), &draws, [VOCABULARY; 2]).unwrap();
+        assert_eq!(queued.left().collect::<Vec<_>>(), [1]);
         let chosen = queued.read(&mut device).unwrap();
         // 7 · 17 is 39 of 40.
         assert_eq!(chosen, [Some(17), None]);
