@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Logits of every test model on the GPU against those on the processor.
 
-    python bench/compare_backends.py MOEFLUX [MODEL ...] [--jobs N] [--tokens N] [--chunks N,N]
+    python bench/compare_backends.py MOEFLUX [MODEL ...] [--jobs N] [--tokens N] [--chunks N,N] [--devices 0,1]
 
 Needs numpy and safetensors. Runs each model in both precisions, on 70 tokens in batches of 48 (products on tensor
 cores) and in batches of 4 (matrix-vector products); with `--tokens 300 --chunks 300` as long prompts. In f32 prints the largest error relative to the largest logit, the
 median KL divergence and the share of positions with the same top token; with rounded activations, where the two round
 differently, the median divergence of either from the processor's exact logits. Then runs some with as little memory of the
-GPU as they take, experts coming and going, which must not change a bit. Ends with 1 if something is beyond what rounding
-explains.
+GPU as they take, experts coming and going, which must not change a bit. With `--devices` compares instead the bits on the first of
+several GPUs with those on all of them, where each has the least memory that does and a tenth more. Ends with 1 if something is
+beyond what rounding explains.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -96,6 +98,30 @@ def stream(binary: str, model: Path | str, mode: str, chunk: int) -> tuple[bool,
     return bool(same), f"{name} in {enough / 2**20:.2f} MiB of the GPU: {'the same' if same else 'other'} bits"
 
 
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def divide(binary: str, model: Path | str, mode: str, chunk: int, devices: str) -> tuple[bool, str]:
+    """Logits on several GPUs, between which layers are divided since each has too little memory for all."""
+    name = f"{Path(model).parent.name}/{Path(model).name} {mode} by {chunk}"
+    with tempfile.TemporaryDirectory() as folder:
+        def on(devices: str, *more: str) -> np.ndarray | str:
+            return logits(binary, str(model), "cuda", mode, chunk, Path(folder) / "cuda", "--devices", devices, *more)
+
+        one, refused = on(devices.split(",")[0]), on(devices, "--device-memory", "1000")
+        if isinstance(one, str):
+            return False, f"{name}: {one}"
+        found = re.search(r"at least ([0-9.]+) (B|KiB|MiB|GiB)", refused) if isinstance(refused, str) else None
+        if found is None:
+            return False, f"{name}: no least memory: {refused}"
+        least = int(1.1 * float(found[1]) * UNITS[found[2]])
+        several = on(devices, "--device-memory", str(least))
+    if isinstance(several, str):
+        return False, f"{name} on {devices}: {several}"
+    same = np.array_equal(one.view(np.uint32), several.view(np.uint32))
+    return bool(same), f"{name} in {least / 2**20:.2f} MiB of {devices}: {'the same' if same else 'other'} bits"
+
+
 def main() -> None:
     global count_of_tokens
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -104,6 +130,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=count_of_tokens)
     parser.add_argument("--chunks", default="48,4")
+    parser.add_argument("--devices")
     options = parser.parse_args()
     count_of_tokens = options.tokens
     chunks = [int(chunk) for chunk in options.chunks.split(",")]
@@ -114,8 +141,11 @@ def main() -> None:
     streamed = [(m, mode, chunk) for m, mode, chunk in jobs if m == "demo" or Path(m).parent.name in STREAMED]
     bad = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = [pool.submit(compare, options.binary, *job) for job in jobs]
-        outcomes += [pool.submit(stream, options.binary, *job) for job in streamed]
+        if options.devices:
+            outcomes = [pool.submit(divide, options.binary, *job, options.devices) for job in jobs]
+        else:
+            outcomes = [pool.submit(compare, options.binary, *job) for job in jobs]
+            outcomes += [pool.submit(stream, options.binary, *job) for job in streamed]
         # As they come: whoever has to stop this sees how far it got.
         for outcome in outcomes:
             fine, text = outcome.result()

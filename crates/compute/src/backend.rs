@@ -406,6 +406,24 @@ impl std::ops::Sub for DeviceCounts {
     }
 }
 
+/// How the next tokens of several sequences are divided into batches that are under way at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// How many there may be.
+    pub batches: usize,
+    /// Sequences of each.
+    pub rows: usize,
+}
+
+/// What a row of logits came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Chosen {
+    /// The token that was chosen.
+    Token(u32),
+    /// (vocab_size), where none was to be chosen.
+    Logits(Vec<f32>),
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -462,6 +480,39 @@ pub trait Executable: Send {
     fn decode_rows(&self, sequences: usize) -> usize {
         sequences
     }
+
+    /// How so many sequences are divided into batches by [`Executable::begin`]; `None` if there cannot be several of them under
+    /// way, and where that gains nothing.
+    fn overlap(&self, _sequences: usize) -> Option<Overlap> {
+        None
+    }
+
+    /// Starts a batch with a token of each sequence, whose logits are all wanted, and returns before it has ended. As many as
+    /// [`Executable::overlap`] says may be under way, none with a sequence of another one; until all have ended, nothing else is
+    /// evaluated. Bits are those of the same batches one after the other.
+    ///
+    /// # Errors
+    /// As [`Executable::run`], after which no batch is under way; [`crate::Error::Device`] if there are as many already.
+    fn begin(&mut self, _batch: &Batch<'_>, _experts: &mut dyn ExpertSource) -> Result<()> {
+        Err(crate::Error::Device { reason: "batches one after the other only".to_owned() })
+    }
+
+    /// Waits for the batch that began first, and says of each row what its draw chooses among the first `vocab_size` tokens;
+    /// `draws` as for [`Executable::run_and_draw`], one for each row.
+    ///
+    /// # Errors
+    /// As [`Executable::begin`], if no batch is under way, and if a draw cannot choose a token or a logit is not finite.
+    fn end(
+        &mut self,
+        _draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
+        _vocab_size: usize,
+        _experts: &mut dyn ExpertSource,
+    ) -> Result<Vec<Chosen>> {
+        Err(crate::Error::Device { reason: "no batch is under way".to_owned() })
+    }
+
+    /// Forgets batches that are under way: as after an error.
+    fn abandon(&mut self) {}
 
     /// [`Backend::batch_invariant`] of the backend that compiled it.
     fn batch_invariant(&self) -> bool {

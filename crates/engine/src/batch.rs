@@ -1,11 +1,13 @@
 //! [`Engine::eval_batch`]: tokens of several sequences in one pass through the model.
 
+use std::sync::Arc;
+
 use moeflux_compute::backend::{Batch, Span, StateSlots};
 use moeflux_compute::draw::Draw;
 
 use crate::engine::{Engine, Outputs};
 use crate::pictures::PictureRows;
-use crate::session::Session;
+use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
 /// What one sequence adds to a batch.
@@ -138,6 +140,17 @@ impl Engine {
         parts: &mut [Part<'_>],
         run: impl FnOnce(&mut Self, &Batch<'_>, &[Part<'_>]) -> Result<()>,
     ) -> Result<()> {
+        let states = self.run_parts(parts, run)?;
+        self.extend_sessions(parts, states);
+        Ok(())
+    }
+
+    /// Runs the batch of all parts by `run`; returns the recurrent states that their sessions have after it.
+    pub(crate) fn run_parts(
+        &mut self,
+        parts: &mut [Part<'_>],
+        run: impl FnOnce(&mut Self, &Batch<'_>, &[Part<'_>]) -> Result<()>,
+    ) -> Result<Vec<Option<Arc<Slot>>>> {
         let recurrent = !self.model().graph.states().is_empty();
         let mut states = vec![];
         for part in parts.iter_mut() {
@@ -182,15 +195,17 @@ impl Engine {
             rows: &[],
         };
         run(self, &batch, parts)?;
-        drop(spans);
-        self.note_hidden(parts);
+        Ok(states)
+    }
 
+    /// Appends the tokens of every part to its session, whose state is then the given one.
+    pub(crate) fn extend_sessions(&mut self, parts: &mut [Part<'_>], states: Vec<Option<Arc<Slot>>>) {
+        self.note_hidden(parts);
         for (part, state) in parts.iter_mut().zip(states) {
             let state = state.or_else(|| part.session.state().cloned());
             part.session.extend(part.tokens, state);
             self.enter_known(part.session, (0, &[]));
         }
-        Ok(())
     }
 
     /// Gives sessions the hidden states of the last batch, if tokens are drafted from them.

@@ -146,7 +146,9 @@ impl Engine {
                 output += 1;
             }
         };
-        self.counted(batch, |executable, experts| executable.run_hidden(batch, experts, &mut each))?;
+        self.counted(batch.tokens.len(), |executable, experts| {
+            executable.run_hidden(batch, experts, &mut each)
+        })?;
         bad.map_or(Ok(()), |output| Err(self.not_finite(position(output))))
     }
 }

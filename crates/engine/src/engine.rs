@@ -551,7 +551,7 @@ impl Engine {
 
     /// Runs one batch, and counts what it did.
     pub(crate) fn run(&mut self, batch: &Batch<'_>, logits: &mut Vec<f32>) -> Result<()> {
-        self.counted(batch, |executable, experts| executable.run(batch, experts, logits))
+        self.counted(batch.tokens.len(), |executable, experts| executable.run(batch, experts, logits))
     }
 
     /// As [`Engine::run`], but chooses tokens where the logits are.
@@ -564,13 +564,15 @@ impl Engine {
         if batch.tokens.is_empty() {
             return Ok(vec![]);
         }
-        self.counted(batch, |executable, experts| executable.run_and_draw(batch, experts, draws, vocab_size))
+        self.counted(batch.tokens.len(), |executable, experts| {
+            executable.run_and_draw(batch, experts, draws, vocab_size)
+        })
     }
 
-    /// Runs `batch` by `run`, and counts what that did.
+    /// Runs a batch of so many tokens by `run`, and counts what that did.
     pub(crate) fn counted<T>(
         &mut self,
-        batch: &Batch<'_>,
+        tokens: usize,
         run: impl FnOnce(&mut dyn Executable, &mut dyn ExpertSource) -> moeflux_compute::Result<T>,
     ) -> Result<T> {
         let start = Instant::now();
@@ -579,7 +581,7 @@ impl Engine {
         let outcome = run(&mut *self.executable, &mut experts);
         self.stats.cache += self.experts.take_stats();
         let made = outcome?;
-        self.stats.tokens += batch.tokens.len() as u64;
+        self.stats.tokens += tokens as u64;
         self.stats.time += start.elapsed();
         Ok(made)
     }

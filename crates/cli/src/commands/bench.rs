@@ -1,7 +1,8 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -12,7 +13,7 @@ use moeflux::experts::CacheStats;
 use moeflux::hardware::threads;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
-use moeflux::{Engine, Outputs, Part, SamplerOptions, Session, Stats};
+use moeflux::{Begun, Engine, Outputs, Overlap, Part, SamplerOptions, Session, Stats};
 use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
@@ -108,10 +109,18 @@ impl Test {
         let before = engine.device_counts();
         let mut step_seconds = vec![];
         let mut done = vec![0; self.sequences];
+        let mut under_way = UnderWay::default();
+        let mut start = Instant::now();
         while let Some(least) = done.iter().copied().min().filter(|least| *least < self.tokens) {
-            let start = Instant::now();
-            // As a scheduler does: all, or as many as are fastest, by turns.
+            // As a scheduler does: all, or as many as are fastest, by turns, or in batches that overlap.
             let left = done.iter().filter(|done| **done < self.tokens).count();
+            let overlap = if self.kind == Kind::Prompt { None } else { engine.overlap(left) };
+            if overlap.is_some() || !under_way.is_empty() {
+                if self.step_overlapped(engine, sessions, &tokens, (overlap, &mut under_way, &mut done))? {
+                    step_seconds.push(std::mem::replace(&mut start, Instant::now()).elapsed().as_secs_f64());
+                }
+                continue;
+            }
             let rows = if self.kind == Kind::Prompt { 1 } else { engine.decode_rows(left) };
             let behind = (0..self.sequences).filter(|sequence| done[*sequence] == least);
             let ahead =
@@ -123,14 +132,50 @@ impl Test {
                 .zip(&chosen)
                 .filter(|(_, chosen)| **chosen)
                 .for_each(|(done, _)| *done += at_once);
-            step_seconds.push(start.elapsed().as_secs_f64());
+            step_seconds.push(std::mem::replace(&mut start, Instant::now()).elapsed().as_secs_f64());
         }
-        let stats = engine.take_stats();
+        let mut stats = engine.take_stats();
+        if self.kind == Kind::Generate {
+            // Of batches that overlap, devices compute what nothing waits for.
+            stats.time = Duration::from_secs_f64(step_seconds.iter().sum());
+        }
         let device = engine.device_counts().zip(before).map(|(after, before)| after - before);
         for session in sessions {
             engine.truncate(session, self.depth)?;
         }
         Ok(Repetition { stats, step_seconds, device })
+    }
+
+    /// Begins a batch as `overlap` says, of sequences that are in none, and ends the oldest if none is to begin or as many are under
+    /// way as can be; whether it ended one, whose sequences have one more token `done`.
+    fn step_overlapped(
+        &self,
+        engine: &mut Engine,
+        sessions: &mut [Session],
+        tokens: &[&[u32]],
+        (overlap, under_way, done): (Option<Overlap>, &mut UnderWay, &mut [usize]),
+    ) -> Result<bool> {
+        let Overlap { batches, rows } = overlap.unwrap_or(Overlap { batches: 0, rows: 0 });
+        let idle = |sequence: &usize| under_way.iter().all(|(others, _)| !others.contains(sequence));
+        let mut chosen: Vec<usize> =
+            (0..self.sequences).filter(idle).filter(|sequence| done[*sequence] < self.tokens).collect();
+        chosen.sort_by_key(|sequence| done[*sequence]);
+        chosen.truncate(rows);
+        chosen.sort_unstable();
+        let whole = chosen.is_empty() || under_way.len() + 1 >= batches;
+        if !chosen.is_empty() {
+            let begun = engine.begin(&mut parts(sessions, tokens, &chosen, done))?;
+            under_way.push_back((chosen, begun));
+        }
+        let Some((others, begun)) = (if whole { under_way.pop_front() } else { None }) else {
+            return Ok(false);
+        };
+        let draws = vec![Some(self.draw.clone()); others.len()];
+        let vocab_size = engine.model().graph.vocab_size();
+        let mut parts = parts(sessions, tokens, &others, done);
+        engine.end(begun, &mut parts, &mut || draws.clone(), vocab_size)?;
+        others.iter().for_each(|sequence| done[*sequence] += 1);
+        Ok(true)
     }
 
     /// Evaluates what follows the tokens that are `done` of each of the `chosen` sequences: the prompt, or a token.
@@ -167,6 +212,24 @@ impl Test {
         }
         Ok(())
     }
+}
+
+/// Sequences of batches that have begun, the oldest first.
+type UnderWay = VecDeque<(Vec<usize>, Begun)>;
+
+/// The tokens that follow those that are `done` of each of the `chosen` sequences, which ascend.
+fn parts<'a>(
+    sessions: &'a mut [Session],
+    tokens: &[&'a [u32]],
+    chosen: &[usize],
+    done: &[usize],
+) -> Vec<Part<'a>> {
+    let of = sessions.iter_mut().enumerate().filter(|(sequence, _)| chosen.contains(sequence));
+    let part = |(sequence, session): (usize, &'a mut Session)| {
+        let next = done[sequence];
+        Part { session, tokens: &tokens[sequence][next..=next], outputs: Some(Outputs::Last) }
+    };
+    of.map(part).collect()
 }
 
 struct Repetition {

@@ -1,6 +1,7 @@
 //! The scheduler's thread: admission, batches, what becomes of their results.
 
 mod evaluate;
+mod overlap;
 mod speculate;
 
 use std::collections::VecDeque;
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use evaluate::Row;
+use overlap::Ahead;
 
 use super::blocks::{BlockObserver, Ledger};
 use super::folder;
@@ -41,14 +43,24 @@ pub(super) fn run(shared: &Shared, engine: Engine, observer: Option<BlockObserve
         admitted: 0,
         turn: 0,
         pace: Pace::default(),
+        ahead: VecDeque::new(),
+        full_with: None,
     };
     while worker.wait() {
+        if worker.is_disturbed() {
+            worker.end_all_ahead();
+        }
         worker.drop_cancelled();
-        worker.admit();
-        worker.step(Kind::Answers);
-        worker.step(Kind::Embeddings);
+        if worker.ahead.is_empty() {
+            worker.admit();
+        }
+        if !worker.step_overlapped() {
+            worker.step(Kind::Answers);
+            worker.step(Kind::Embeddings);
+        }
         worker.note();
     }
+    worker.end_all_ahead();
     worker.prefixes = Prefixes::new(0);
     worker.running.clear();
     worker.note();
@@ -83,6 +95,10 @@ struct Worker<'t> {
     turn: usize,
     /// What steps took.
     pace: Pace,
+    /// Batches that have begun, the oldest first.
+    ahead: VecDeque<Ahead>,
+    /// How many sequences were running when one more had no room in memory.
+    full_with: Option<usize>,
 }
 
 impl<'t> Worker<'t> {
@@ -92,6 +108,12 @@ impl<'t> Worker<'t> {
         loop {
             if queue.abandoned {
                 return false;
+            }
+            if !self.ahead.is_empty() && (queue.grant.is_some() || !queue.visitors.is_empty()) {
+                drop(queue);
+                self.end_all_ahead();
+                queue = lock(&self.shared.queue);
+                continue;
             }
             if let Some(memory) = queue.grant {
                 drop(queue);
@@ -146,7 +168,10 @@ impl<'t> Worker<'t> {
             count += u64::from(gone && sequence.give_up());
             !gone
         });
-        for sequence in self.running.extract_if(.., |sequence| sequence.is_cancelled()) {
+        // Who has gone since batches were ended for that is in one still.
+        let gone: Vec<u64> =
+            self.running.iter().filter(|s| s.is_cancelled() && !self.is_ahead(s)).map(|s| s.number).collect();
+        for sequence in self.running.extract_if(.., |sequence| gone.contains(&sequence.number)) {
             count += u64::from(sequence.give_up());
             if sequence.kind() == Kind::Answers {
                 self.prefixes.keep(sequence.session, None);
@@ -158,6 +183,7 @@ impl<'t> Worker<'t> {
     }
 
     fn admit(&mut self) {
+        self.full_with = None;
         while self.running.len() < self.engine.sequences() {
             let sequence = match self.put_back.pop_front() {
                 Some(mut sequence) => {
@@ -174,6 +200,7 @@ impl<'t> Worker<'t> {
                 }
             };
             if !self.has_room(&sequence) {
+                self.full_with = Some(self.running.len());
                 return self.postpone(sequence);
             }
             self.running.push(sequence);
@@ -359,18 +386,23 @@ impl<'t> Worker<'t> {
             self.pace.add(given.iter().sum::<usize>() - prompt, prompt, begun.elapsed());
         }
         let stats = self.engine.take_stats();
-        let tokens = given.iter().sum::<usize>().max(1);
-        for (sequence, given) in self.running.iter_mut().zip(&given) {
-            sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
-        }
-        self.count(&stats, &given);
-        if kind == Kind::Answers && result.is_ok() && given == [1] {
+        if result.is_ok() && kind == Kind::Answers && given == [1] {
             self.engine.note_single_step(stats.time);
         }
+        self.conclude(kind, &given, &stats, result);
+    }
+
+    /// What becomes of sequences that were given so many tokens of a batch, with this result.
+    fn conclude(&mut self, kind: Kind, given: &[usize], stats: &Stats, result: Result<Vec<Row>>) {
+        let tokens = given.iter().sum::<usize>().max(1);
+        for (sequence, given) in self.running.iter_mut().zip(given) {
+            sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
+        }
+        self.count(stats, given);
         let results = match result {
             Ok(results) => results.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
-            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(kind, &given),
+            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(kind, given),
             Err(error) => vec![Err(error)],
         };
         let mut outcomes = self.decode(results);

@@ -1,13 +1,16 @@
 //! Layers in a row over several emulated devices: the bits are those of one, and so are sessions; what is wrong with a device
 //! names it.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::support::{Fixture, bits, f32_options, open, sample};
-use moeflux::{Engine, Error, Options, Outputs};
+use moeflux::{Begun, Engine, Error, Options, Outputs, Overlap, Part, Session, TokenSet};
 use moeflux_compute::Error::{Device, DeviceMemory};
-use moeflux_compute::backend::Backend;
+use moeflux_compute::backend::{Backend, Chosen};
+use moeflux_compute::draw::Draw;
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuDevice, GpuOptions, ProcessorShare};
 
@@ -148,4 +151,139 @@ fn errors_name_the_device() {
         other => panic!("{other:?}"),
     }
     assert_eq!(session.tokens(), [] as [u32; 0]);
+}
+
+/// A token of each of these sequences.
+fn parts<'a>(sessions: &'a mut [Session], of: &[usize], next: &'a [u32]) -> Vec<Part<'a>> {
+    let of = sessions.iter_mut().zip(next.chunks(1)).enumerate().filter(|(index, _)| of.contains(index));
+    of.map(|(_, (session, tokens))| Part { session, tokens, outputs: Some(Outputs::Last) }).collect()
+}
+
+/// Sessions of some tokens each, and the tokens that come next.
+fn begun_sequences(engine: &mut Engine, tokens: &[u32]) -> (Vec<Session>, Vec<u32>) {
+    let sessions = (1..=4).map(|count| {
+        let mut session = engine.session();
+        engine.eval(&mut session, &tokens[..count], Outputs::Last).unwrap();
+        session
+    });
+    (sessions.collect(), tokens[4..8].to_vec())
+}
+
+fn token(chosen: &Chosen) -> u32 {
+    match chosen {
+        Chosen::Token(token) => *token,
+        Chosen::Logits(logits) => panic!("{} logits", logits.len()),
+    }
+}
+
+/// Gives sequences three more tokens each, in batches of these, as many of which are under way as there may be.
+fn overlapped(
+    engine: &mut Engine,
+    sessions: &mut [Session],
+    next: &mut [u32],
+    (batches, devices): (&[Vec<usize>], usize),
+) {
+    let vocab_size = engine.model().graph.vocab_size();
+    let mut ahead: VecDeque<(&[usize], Begun)> = VecDeque::new();
+    let mut turns = batches.iter().cycle().take(3 * batches.len());
+    loop {
+        let of = turns.next();
+        if let Some(of) = of {
+            ahead.push_back((of, engine.begin(&mut parts(sessions, of, next)).unwrap()));
+        }
+        if of.is_some() && ahead.len() < devices.min(batches.len()) {
+            continue;
+        }
+        let Some((of, begun)) = ahead.pop_front() else { return };
+        let draws = || vec![Some(Draw::default()); of.len()];
+        let mut ended = parts(sessions, of, next);
+        let chosen = engine.end(begun, &mut ended, &mut || draws(), vocab_size).unwrap();
+        of.iter().zip(&chosen).for_each(|(index, chosen)| next[*index] = token(chosen));
+    }
+}
+
+#[test]
+fn batches_under_way_are_those_of_one_after_the_other() {
+    let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
+    for name in ["hf/qwen3_next_basic", "gguf/gpt_oss_mxfp4", "gguf/qwen3_moe_q4_k_m"] {
+        let fixture = Fixture::named(name);
+        let tokens = &fixture.golden().tokens[..];
+        let mut one = open(&fixture.path, &emulator(GpuOptions::default()), &options);
+        assert_eq!(one.overlap(4), None, "one device");
+        let vocab_size = one.model().graph.vocab_size();
+        let (mut sessions, mut next) = begun_sequences(&mut one, tokens);
+        for _ in 0..3 {
+            let mut all = parts(&mut sessions, &[0, 1, 2, 3], &next);
+            let chosen = one.eval_and_draw(&mut all, &mut || vec![Some(Draw::default()); 4], vocab_size);
+            next = chosen.unwrap().into_iter().map(Option::unwrap).collect();
+        }
+        let of_one: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+        let last = one.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
+
+        for count in [2, 3] {
+            let mut engine = open(&fixture.path, &row(count, GpuOptions::default()), &options);
+            let Some(Overlap { batches: devices, rows }) = engine.overlap(4) else { panic!("{name}") };
+            assert!((2..=count).contains(&devices) && rows == 2, "{name}");
+            assert_eq!(engine.overlap(1), None, "{name}");
+            // Alike, and of other sizes; more than can be under way, and fewer.
+            for batches in [&[vec![0, 2], vec![1, 3]][..], &[vec![3], vec![0, 1], vec![2]]] {
+                let (mut sessions, mut next) = begun_sequences(&mut engine, tokens);
+                overlapped(&mut engine, &mut sessions, &mut next, (batches, devices));
+                let got: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+                assert_eq!(got, of_one, "{name} on {count}, {batches:?}");
+                let after = engine.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
+                assert_eq!(bits(&after), bits(&last), "{name} on {count}, {batches:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_batch_more_than_devices_is_refused_and_leaves_sessions_as_they_were() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let options = Options { sequences: 4, kv_tokens: Some(512), chunk: Some(4), ..Options::default() };
+    let mut engine = open(&fixture.path, &row(2, GpuOptions::default()), &options);
+    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens);
+    let before: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+    let [first, _second] = [0, 1].map(|of| engine.begin(&mut parts(&mut sessions, &[of], &next)).unwrap());
+    // What evaluates at once is refused, and a third.
+    let error = engine.eval(&mut sessions[3], &[1], Outputs::Last).unwrap_err().to_string();
+    assert!(error.contains("another batch is under way"), "{error}");
+    let error = engine.begin(&mut parts(&mut sessions, &[2], &next)).unwrap_err().to_string();
+    assert!(error.contains("every device has a batch under way"), "{error}");
+    let mut only = parts(&mut sessions, &[0], &next);
+    let error = engine.end(first, &mut only, &mut || vec![None], 10).unwrap_err().to_string();
+    assert!(error.contains("no batch is under way"), "{error}");
+    let error = engine.begin(&mut []).unwrap_err().to_string();
+    assert!(error.contains("1 to 4 parts of one token"), "{error}");
+    assert!(sessions.iter().zip(&before).all(|(session, before)| session.tokens() == before));
+    engine.eval(&mut sessions[3], &[1], Outputs::Last).unwrap();
+}
+
+/// Logits that are wanted are those of the batch, not of what follows it; and a draw that no token is left for is an error.
+#[test]
+fn a_batch_ends_with_its_own_logits() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
+    let mut engine = open(&fixture.path, &row(2, GpuOptions::default()), &options);
+    let vocab_size = engine.model().graph.vocab_size();
+    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens);
+    let expected: Vec<u32> = {
+        let mut fork = sessions[1].fork(sessions[1].position());
+        bits(&engine.eval(&mut fork, &next[1..2], Outputs::Last).unwrap())
+    };
+    let [first, second] =
+        [[0, 1], [2, 3]].map(|of| engine.begin(&mut parts(&mut sessions, &of, &next)).unwrap());
+    let mut both = parts(&mut sessions, &[0, 1], &next);
+    let chosen = engine.end(first, &mut both, &mut || vec![Some(Draw::default()), None], vocab_size).unwrap();
+    match &chosen[..] {
+        [Chosen::Token(_), Chosen::Logits(logits)] => assert_eq!(bits(logits), expected),
+        other => panic!("{other:?}"),
+    }
+    let none = Draw { allowed: Some(Arc::new(TokenSet::none(vocab_size))), ..Draw::default() };
+    let mut both = parts(&mut sessions, &[2, 3], &next);
+    let error = engine.end(second, &mut both, &mut || vec![Some(none.clone()); 2], vocab_size).unwrap_err();
+    assert!(error.to_string().contains("no token can be chosen"), "{error}");
+    assert_eq!([sessions[0].position(), sessions[2].position()], [2, 3]);
+    engine.eval(&mut sessions[2], &next[2..3], Outputs::Last).unwrap();
 }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::{Event, Figures};
 use moeflux::{
-    Constraint, Decoding, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, Scheduler,
-    SchedulerOptions, TextModel, TokenSet,
+    Constraint, Decoding, DecodingOptions, Error, Finish, Options, Outputs, Overlap, Request, Result,
+    Scheduler, SchedulerOptions, TextModel, TokenSet,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use moeflux_compute::gpu::{GpuBackend, GpuDevice, GpuOptions};
 use serde_json::json;
 
 pub fn demo() -> PathBuf {
@@ -44,6 +44,13 @@ pub fn options() -> Options {
 
 pub fn start(path: &Path, options: &Options) -> Scheduler {
     Scheduler::start(model(path, options), SchedulerOptions::default()).unwrap()
+}
+
+/// Layers in a row over so many emulated devices.
+fn emulators(count: usize) -> GpuBackend {
+    let device = |number| GpuDevice::new("emulator", number, None, || Ok(Box::new(Emulator::new(5)) as _));
+    let options = GpuOptions { spread: true, ..GpuOptions::default() };
+    GpuBackend::of_devices((0..count).map(device).collect(), options)
 }
 
 fn chat(question: &str) -> Vec<serde_json::Value> {
@@ -163,11 +170,9 @@ impl Constraint for Thirds {
 fn answers_of_a_device_are_those_of_all_its_logits() {
     let folder = tempfile::tempdir().unwrap();
     let path = recurrent(folder.path());
-    let open = || {
-        let device = || Ok(Box::new(Emulator::new(5)) as _);
-        let backend = GpuBackend::new("emulator", GpuOptions::default(), device);
+    let open = |devices: usize| {
         let options = Options { context: Some(32), ..options() };
-        TextModel::open(&path, &backend, &options, |_, _| ()).unwrap()
+        TextModel::open(&path, &emulators(devices), &options, |_, _| ()).unwrap()
     };
     let sampled = |sampler: SamplerOptions| SamplerOptions { temperature: 1.0, seed: Some(3), ..sampler };
     let samplers = [
@@ -188,7 +193,7 @@ fn answers_of_a_device_are_those_of_all_its_logits() {
 
     let limits = |index: usize| (index % 2 == 1).then(|| Box::new(Thirds(1)) as Box<dyn Constraint>);
 
-    let mut model = open();
+    let mut model = open(1);
     let mut expected = vec![];
     for index in 0..samplers.len() {
         let mut session = model.engine.session();
@@ -211,15 +216,53 @@ fn answers_of_a_device_are_those_of_all_its_logits() {
         let got = model.generate(&mut session, &prompt(index), of(index), |_| true).unwrap().tokens;
         assert_eq!(got, *expected, "{:?}", samplers[index]);
     }
-    let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
-    let submit = |index: usize| {
-        let (prompt, options, constraint) = (prompt(index), of(index), limits(index));
-        scheduler.submit(Request { prompt, options, constraint, ..Default::default() }).unwrap()
-    };
-    let answers: Vec<_> = (0..samplers.len()).map(submit).collect();
-    for (index, answer) in answers.into_iter().enumerate() {
-        assert_eq!(tokens(answer), expected[index], "{:?}", samplers[index]);
+    // On several devices several batches are under way.
+    for (model, overlap) in [(model, None), (open(3), Some([3, 2]))] {
+        let divided = model.engine.overlap(5);
+        assert_eq!(divided.map(|Overlap { batches, rows }| [batches, rows]), overlap);
+        let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
+        let submit = |index: usize| {
+            let (prompt, options, constraint) = (prompt(index), of(index), limits(index));
+            scheduler.submit(Request { prompt, options, constraint, ..Default::default() }).unwrap()
+        };
+        for _ in 0..2 {
+            let answers: Vec<_> = (0..samplers.len()).map(submit).collect();
+            for (index, answer) in answers.into_iter().enumerate() {
+                assert_eq!(tokens(answer), expected[index], "{:?}", samplers[index]);
+            }
+        }
+        let figures = settled(&scheduler);
+        assert_eq!((figures.finished, figures.failed, figures.pages_running), (10, 0, 0));
     }
+}
+
+/// Clients that go away while batches are under way, and requests that come then.
+#[test]
+fn batches_under_way_end_before_anything_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recurrent(folder.path());
+    let model = TextModel::open(&path, &emulators(2), &options(), |_, _| ()).unwrap();
+    let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
+    // Never ends by itself.
+    let ask = |first: u32, max_tokens: usize| {
+        let mut request = request(vec![40 + first, 60], first as usize, max_tokens);
+        request.options.sampler.logit_bias =
+            scheduler.tokenizer().eos_ids().iter().map(|id| (*id, f32::NEG_INFINITY)).collect();
+        scheduler.submit(request).unwrap()
+    };
+    let mut answers: Vec<_> = (0..5).map(|first| ask(first, 100_000)).collect();
+    for round in 0..4 {
+        for answer in &mut answers {
+            while !matches!(answer.next(), Some(Event::Piece(_))) {}
+        }
+        drop(answers.remove(round % 5));
+        answers.push(ask(5 + round as u32, 100_000));
+        assert_eq!(tokens(ask(20, 3)).len(), 3);
+    }
+    drop(answers);
+    let figures = settled(&scheduler);
+    assert_eq!((figures.cancelled, figures.finished, figures.failed), (9, 4, 0), "{figures:?}");
+    assert_eq!(figures.pages_running, 0);
 }
 
 #[test]

@@ -2,21 +2,25 @@
 //!
 //! Each device has a [`Part`] of the graph with memory of its own for all that the part needs, and hands on what crosses the
 //! cut. Work is only queued, each device waiting for the one before, so that parts of a prompt whose logits nobody wants
-//! follow each other through the devices. Kernels, batches and their sizes are those of one device, and so are all bits.
+//! follow each other through the devices. Of batches that decode, every device may have one ([`overlap`]). Kernels, batches and their
+//! sizes are those of one device, and so are all bits.
 
 mod division;
 mod layout;
+mod overlap;
 mod source;
 
+use std::ops::Range;
 use std::time::Instant;
 
 pub(super) use self::division::{Place, divide};
 use self::layout::Layout;
+use self::overlap::UnderWay;
 use self::source::PartSource;
 use super::device::Device;
 use super::options::GpuOptions;
-use super::run::{GpuExecutable, Turns};
-use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use super::run::{GpuExecutable, Turns, Way};
+use crate::backend::{Batch, Chosen, CompileOptions, DeviceCounts, Executable, ExpertSource, Overlap};
 use crate::draw::Draw;
 use crate::graph::{ExpertSetId, Graph, Part};
 use crate::profile::Profile;
@@ -62,6 +66,12 @@ impl Stage {
         let mut source = PartSource { whole: experts, sets: &self.sets };
         run(&mut self.executable, &mut source).map_err(|error| on_device(self.number, error))
     }
+
+    /// Gives `next` what it needs of a batch of so many rows.
+    fn hand_over(&mut self, next: &mut Self, rows: usize) -> Result<()> {
+        let handed = self.executable.hand_over(&mut next.executable, rows);
+        handed.map_err(|error| on_device(self.number, error))
+    }
 }
 
 /// A graph on several devices.
@@ -72,6 +82,9 @@ pub(super) struct PipelineExecutable {
     pages: Layout,
     slots: Layout,
     turns: Turns,
+    under_way: UnderWay,
+    /// When a batch that decodes has ended, unless something else came after it.
+    ended: Option<Instant>,
 }
 
 impl PipelineExecutable {
@@ -98,7 +111,8 @@ impl PipelineExecutable {
             stages.push(Stage { number, executable, sets: part.expert_sets, layers: part.layers });
         }
         let last = stages.pop().expect("a graph has a part");
-        Ok(Self { first: stages, last, pages, slots, turns: Turns::default() })
+        let under_way = UnderWay::default();
+        Ok(Self { first: stages, last, pages, slots, turns: Turns::default(), under_way, ended: None })
     }
 
     fn stages(&self) -> impl Iterator<Item = &Stage> {
@@ -113,26 +127,53 @@ impl PipelineExecutable {
         &self.first.get(index).unwrap_or(&self.last).executable
     }
 
-    /// Queues a batch on all devices but the last, which `end` runs it on.
+    /// Queues a batch on some devices, none of which is the last.
+    fn advance(
+        &mut self,
+        over: Range<usize>,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+    ) -> Result<()> {
+        for index in over.clone() {
+            if index > over.start {
+                self.hand_over_to(index, batch.tokens.len())?;
+            }
+            self.first[index].with(experts, |executable, experts| executable.advance(batch, experts))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a device that is neither the first nor the last what the one before has of a batch of so many rows.
+    fn hand_over_to(&mut self, index: usize, rows: usize) -> Result<()> {
+        let (before, after) = self.first.split_at_mut(index);
+        before[index - 1].hand_over(&mut after[0], rows)
+    }
+
+    fn hand_over_to_last(&mut self, rows: usize) -> Result<()> {
+        match self.first.last_mut() {
+            Some(stage) => stage.hand_over(&mut self.last, rows),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues a batch on all devices but the last, and runs it there by `end`.
     fn run_batch<T>(
         &mut self,
         batch: &Batch<'_>,
         experts: &mut dyn ExpertSource,
         end: impl FnOnce(&mut GpuExecutable, &mut dyn ExpertSource) -> Result<T>,
     ) -> Result<T> {
+        self.expect_none_under_way()?;
         let begin = Instant::now();
         let rows = batch.tokens.len();
-        for index in 0..self.first.len() {
-            let (before, after) = self.first.split_at_mut(index + 1);
-            let stage = &mut before[index];
-            stage.with(experts, |executable, experts| executable.advance(batch, experts))?;
-            let next = after.first_mut().unwrap_or(&mut self.last);
-            let handed = stage.executable.hand_over(&mut next.executable, rows);
-            handed.map_err(|error| on_device(stage.number, error))?;
-        }
+        let before = self.ended.take();
+        self.advance(0..self.first.len(), batch, experts)?;
+        self.hand_over_to_last(rows)?;
         let made = self.last.with(experts, end)?;
         if rows == batch.spans.len() && !batch.outputs.is_empty() {
-            self.turns.add(rows, begin.elapsed());
+            // With what the host did in between, as of batches that overlap.
+            self.turns.add(Way::Alone, rows, before.unwrap_or(begin).elapsed());
+            self.ended = Some(Instant::now());
         }
         Ok(made)
     }
@@ -176,7 +217,30 @@ impl Executable for PipelineExecutable {
     }
 
     fn decode_rows(&self, sequences: usize) -> usize {
-        self.turns.decode_rows(sequences)
+        self.turns.decode_rows(Way::Alone, sequences)
+    }
+
+    fn overlap(&self, sequences: usize) -> Option<Overlap> {
+        self.division_of(sequences)
+    }
+
+    fn begin(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        let outcome = self.begin_batch(batch, experts);
+        self.forgetting(outcome)
+    }
+
+    fn end(
+        &mut self,
+        draws: &mut dyn FnMut() -> Vec<Option<Draw>>,
+        vocab_size: usize,
+        experts: &mut dyn ExpertSource,
+    ) -> Result<Vec<Chosen>> {
+        let outcome = self.end_batch(draws, vocab_size, experts);
+        self.forgetting(outcome)
+    }
+
+    fn abandon(&mut self) {
+        self.under_way.forget();
     }
 
     fn batch_invariant(&self) -> bool {

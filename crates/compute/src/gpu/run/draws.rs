@@ -107,6 +107,14 @@ struct Sets {
     raw: BufferId,
 }
 
+/// Tokens that will have been chosen.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    tokens: BufferId,
+    /// Whether one is chosen for each row.
+    drawn: Vec<bool>,
+}
+
 /// Memory for choosing tokens, which grows with batches.
 #[derive(Debug, Default)]
 pub(super) struct DrawBuffers {
@@ -164,16 +172,42 @@ impl Sets {
     }
 }
 
+impl Queued {
+    /// Rows for which none is: they have no draw, or there is no memory for what it changes.
+    pub(crate) fn left(&self) -> impl Iterator<Item = usize> {
+        self.drawn.iter().enumerate().filter(|(_, drawn)| !**drawn).map(|(row, _)| row)
+    }
+
+    /// Waits for all that is queued.
+    pub(super) fn read(self, device: &mut dyn Device) -> Result<Vec<Option<u32>>> {
+        self.tokens(|from, bytes| device.download(from, bytes))
+    }
+
+    /// Waits for nothing but what copies are to wait for.
+    pub(super) fn read_beside(self, device: &mut dyn Device) -> Result<Vec<Option<u32>>> {
+        self.tokens(|from, bytes| {
+            device.copy_out(from, bytes)?;
+            device.finish_copies()
+        })
+    }
+
+    fn tokens(self, read: impl FnOnce(Slice, &mut [u8]) -> Result<()>) -> Result<Vec<Option<u32>>> {
+        let mut chosen = vec![0.0; self.drawn.len()];
+        read(self.tokens.into(), bytes_of(&mut chosen))?;
+        Ok(chosen.iter().map(|token| Some(token.to_bits()).filter(|token| *token != NONE)).collect())
+    }
+}
+
 impl DrawBuffers {
-    /// Of each row of `vocab` logits the token that `draws` chooses among the first `tokens`; `None` for rows that have none, and
-    /// where no token can be chosen or a logit is not finite. Logits are as they were afterwards.
-    pub(super) fn draw(
+    /// Queues what chooses a token for each row of `vocab` logits, by its draw and among the first `tokens`: none for rows that
+    /// have no draw, and where no token can be chosen or a logit is not finite. Logits are as they were afterwards.
+    pub(super) fn queue(
         &mut self,
         device: &mut dyn Device,
         logits: Slice,
         draws: &[Option<Draw>],
         [vocab, tokens]: [usize; 2],
-    ) -> Result<Vec<Option<u32>>> {
+    ) -> Result<Queued> {
         let buffers = self.rows_for(device, draws.len())?;
         let count = draws.iter().flatten().map(|draw| draw.adjustments.len()).sum();
         let changes_to = match self.changes_for(device, count) {
@@ -225,9 +259,7 @@ impl DrawBuffers {
             dispatches.insert(dispatches.len() - choosing, allow);
         }
         device.run(&dispatches)?;
-        let mut chosen = vec![0.0; draws.len()];
-        device.download(buffers.tokens.into(), bytes_of(&mut chosen))?;
-        Ok(chosen.iter().map(|token| Some(token.to_bits()).filter(|token| *token != NONE)).collect())
+        Ok(Queued { tokens: buffers.tokens, drawn: draws.iter().map(Option::is_some).collect() })
     }
 
     fn rows_for(&mut self, device: &mut dyn Device, rows: usize) -> Result<Rows> {
@@ -325,8 +357,10 @@ mod tests {
         let forbidden = |token| Adjustment { token, add: f32::NEG_INFINITY, repetition: 1.0, subtract: 0.0 };
         let changed = Draw { adjustments: vec![forbidden(3); 400], ..Draw::default() };
         let draws = [Some(Draw::default()), Some(changed)];
-        let chosen =
-            DrawBuffers::default().draw(&mut device, logits.into(), &draws, [VOCABULARY; 2]).unwrap();
+        let mut buffers = DrawBuffers::default();
+        let queued = buffers.queue(&mut device, logits.into(), &draws, [VOCABULARY; 2]).unwrap();
+        assert_eq!(queued.left().collect::<Vec<_>>(), [1]);
+        let chosen = queued.read(&mut device).unwrap();
         // 7 · 17 is 39 of 40.
         assert_eq!(chosen, [Some(17), None]);
     }

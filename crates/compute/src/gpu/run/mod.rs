@@ -7,10 +7,11 @@ mod turns;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+pub(super) use self::draws::Queued;
 pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
-pub(super) use self::turns::Turns;
+pub(super) use self::turns::{Turns, Way};
 use super::device::{Device, Slice};
 use super::memory::{Ending, FEW_ROWS, Given, Memory, Shape};
 use super::options::GpuOptions;
@@ -22,6 +23,8 @@ use crate::graph::{Ends, ExpertSetId, Graph, Value};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
+/// The mark behind what chooses tokens. Where all experts are on the device nothing else is marked.
+const CHOSEN: usize = 0;
 /// Rows of hidden states that come from the device at a time.
 const HIDDEN_ROWS: usize = 64;
 
@@ -109,6 +112,37 @@ impl GpuExecutable {
         self.run_batch(&batch, experts, Ending::Logits, |_| Ok(()))
     }
 
+    /// Whether the host is not needed between the beginning and the end of a batch.
+    pub(super) fn runs_alone(&self) -> bool {
+        self.memory.experts.resident()
+    }
+
+    /// Queues a batch of a part that [`GpuExecutable::runs_alone`], and leaves its logits where they are.
+    pub(super) fn start(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        self.queue(batch, experts, Ending::Logits)
+    }
+
+    /// Queues what chooses tokens by the logits that a batch has left.
+    pub(super) fn choose(&mut self, draws: &[Option<Draw>], vocab_size: usize) -> Result<Queued> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let all = self.graph.vocab_size();
+        let queued = self.draws.queue(
+            device,
+            self.memory.logits.buffer().into(),
+            draws,
+            [all, vocab_size.min(all)],
+        )?;
+        device.mark_work(CHOSEN)?;
+        Ok(queued)
+    }
+
+    /// The tokens that were chosen last, as soon as they are: other work may be queued by now.
+    pub(super) fn read_chosen(&mut self, queued: Queued) -> Result<Vec<Option<u32>>> {
+        let device = self.device_mut();
+        device.copies_after(CHOSEN)?;
+        queued.read_beside(device)
+    }
+
     /// Gives the next part, on a device of its own, what this one yields of a batch of so many rows.
     pub(super) fn hand_over(&mut self, next: &mut Self, rows: usize) -> Result<()> {
         for value in self.ends.outputs.clone() {
@@ -131,7 +165,7 @@ impl GpuExecutable {
         let begin = Instant::now();
         let outcome = self.queue(batch, experts, ending).and_then(|()| read(self));
         if outcome.is_ok() && batch.tokens.len() == batch.spans.len() {
-            self.turns.add(batch.tokens.len(), begin.elapsed());
+            self.turns.add(Way::Alone, batch.tokens.len(), begin.elapsed());
         }
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let few = Shape::of(batch, ending).rows <= FEW_ROWS;
@@ -243,7 +277,7 @@ impl Executable for GpuExecutable {
 
     fn decode_rows(&self, sequences: usize) -> usize {
         // Few rows are read once for all, and leave the processor a part of what is missing.
-        self.turns.decode_rows(sequences)
+        self.turns.decode_rows(Way::Alone, sequences)
     }
 
     fn draws_tokens(&self) -> bool {
@@ -264,7 +298,8 @@ impl Executable for GpuExecutable {
             }
             let all = own.graph.vocab_size();
             let logits = own.memory.logits.buffer().into();
-            own.draws.draw(device, logits, &draws(), [all, vocab_size.min(all)])
+            let queued = own.draws.queue(device, logits, &draws(), [all, vocab_size.min(all)])?;
+            queued.read(device)
         })
     }
 

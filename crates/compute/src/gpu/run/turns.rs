@@ -1,21 +1,33 @@
-//! [`Turns`]: whether many sequences make more tokens a second in one batch, or by turns in batches of few rows.
+//! [`Turns`]: how many sequences a batch has, and whether batches overlap, by what makes the most tokens a second.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::backend::Overlap;
 use crate::gpu::memory::FEW_ROWS_BESIDE_PANELS;
 
 /// Measurements before batches of so many rows are judged; the first ones are recorded and find caches cold.
 const FIRST: u32 = 4;
 /// Batches after which what was slower is tried again.
 const AGAIN: u64 = 64;
+/// The same for batches one after the other where they overlap, and the other way round: devices run empty for that.
+const WAY_AGAIN: u64 = 512;
 /// What a slower measurement counts beside those before. A faster one is believed at once.
 const NEW: f64 = 0.1;
 
-/// What batches of one token a sequence took, by their rows.
+/// How batches follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Way {
+    /// Each once the one before has ended.
+    Alone,
+    /// One on every device.
+    Overlapped,
+}
+
+/// From one end to the next, what batches of one token a sequence took, by their rows.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    of: HashMap<usize, Taken>,
+    of: HashMap<(Way, usize), Taken>,
     batches: u64,
 }
 
@@ -34,34 +46,47 @@ fn key(rows: usize) -> usize {
 
 impl Turns {
     /// A batch of so many rows took so long.
-    pub(crate) fn add(&mut self, rows: usize, took: Duration) {
+    pub(crate) fn add(&mut self, way: Way, rows: usize, took: Duration) {
         self.batches += 1;
         let (seconds, last) = (took.as_secs_f64(), self.batches);
-        let taken = self.of.entry(key(rows)).or_insert(Taken { seconds, count: 0, last });
+        let taken = self.of.entry((way, key(rows))).or_insert(Taken { seconds, count: 0, last });
         taken.seconds = seconds.min(taken.seconds + NEW * (seconds - taken.seconds));
         (taken.count, taken.last) = (taken.count.saturating_add(1), last);
     }
 
     /// Rows of the next batch for so many sequences: all, or as many as kernels of few rows take.
-    pub(crate) fn decode_rows(&self, sequences: usize) -> usize {
-        self.rows(FEW_ROWS_BESIDE_PANELS, sequences)
+    pub(crate) fn decode_rows(&self, way: Way, sequences: usize) -> usize {
+        self.rows(way, FEW_ROWS_BESIDE_PANELS, sequences)
+    }
+
+    /// How so many sequences are divided into as many `batches` under way; `None` if one after the other is faster.
+    pub(crate) fn overlap(&self, batches: usize, sequences: usize) -> Option<Overlap> {
+        let rows = self.decode_rows(Way::Overlapped, sequences.div_ceil(batches));
+        let alone = self.decode_rows(Way::Alone, sequences);
+        let overlapped = self.is_first_faster([(Way::Overlapped, rows), (Way::Alone, alone)], WAY_AGAIN);
+        overlapped.then_some(Overlap { batches, rows })
     }
 
     /// Rows of the next batch for so many sequences: all, or `few`.
-    fn rows(&self, few: usize, sequences: usize) -> usize {
-        if sequences <= few {
-            return sequences;
+    fn rows(&self, way: Way, few: usize, sequences: usize) -> usize {
+        if sequences <= few || self.is_first_faster([(way, few), (way, sequences)], AGAIN) {
+            return sequences.min(few);
         }
-        let known = |rows| self.of.get(&key(rows)).filter(|taken| taken.count >= FIRST);
-        let (of_few, of_all) = match (known(few), known(sequences)) {
-            (None, _) => return few,
-            (_, None) => return sequences,
-            (Some(of_few), Some(of_all)) => (of_few, of_all),
+        sequences
+    }
+
+    /// Whether the first of two ways makes more tokens a second with so many rows, or is to be tried.
+    fn is_first_faster(&self, ways: [(Way, usize); 2], again: u64) -> bool {
+        let known = |(way, rows)| self.of.get(&(way, key(rows))).filter(|taken| taken.count >= FIRST);
+        let (first, second) = match ways.map(known) {
+            [None, _] => return true,
+            [_, None] => return false,
+            [Some(first), Some(second)] => (first, second),
         };
-        let by_turns = few as f64 / of_few.seconds > sequences as f64 / of_all.seconds;
-        let slower = if by_turns { of_all } else { of_few };
-        let again = self.batches - slower.last >= AGAIN;
-        if by_turns != again { few } else { sequences }
+        let speed = |(_, rows): (Way, usize), taken: &Taken| rows as f64 / taken.seconds;
+        let faster = speed(ways[0], first) > speed(ways[1], second);
+        let slower = if faster { second } else { first };
+        faster != (self.batches - slower.last >= again)
     }
 }
 
@@ -75,8 +100,8 @@ mod tests {
         let mut turns = Turns::default();
         let mut counts = HashMap::new();
         for batch in 0..1100 {
-            let rows = turns.rows(8, sequences);
-            turns.add(rows, Duration::from_millis(time(rows)));
+            let rows = turns.rows(Way::Alone, 8, sequences);
+            turns.add(Way::Alone, rows, Duration::from_millis(time(rows)));
             *counts.entry(rows).or_insert(0) += usize::from(batch >= 100);
         }
         counts
@@ -96,8 +121,8 @@ mod tests {
     fn what_has_changed_is_found_out() {
         let mut turns = Turns::default();
         let mut run = |slow: u64| {
-            let rows = turns.rows(8, 16);
-            turns.add(rows, Duration::from_millis(if rows == 8 { slow } else { 60 }));
+            let rows = turns.rows(Way::Alone, 8, 16);
+            turns.add(Way::Alone, rows, Duration::from_millis(if rows == 8 { slow } else { 60 }));
             rows
         };
         for _ in 0..200 {
@@ -108,5 +133,37 @@ mod tests {
             run(90);
         }
         assert!((0..10).filter(|_| run(90) == 16).count() >= 9);
+    }
+
+    /// How often batches overlapped, of a thousand after the first hundred, if they take so many milliseconds by their rows.
+    fn overlapped(sequences: usize, time: impl Fn(Way, usize) -> u64) -> usize {
+        let mut turns = Turns::default();
+        let mut count = 0;
+        for batch in 0..1100 {
+            let (way, rows) = match turns.overlap(2, sequences) {
+                Some(Overlap { rows, .. }) => (Way::Overlapped, rows),
+                None => (Way::Alone, turns.decode_rows(Way::Alone, sequences)),
+            };
+            assert!((1..=sequences).contains(&rows));
+            turns.add(way, rows, Duration::from_millis(time(way, rows)));
+            count += usize::from(batch >= 100 && way == Way::Overlapped);
+        }
+        count
+    }
+
+    #[test]
+    fn batches_overlap_where_that_makes_more_tokens_a_second() {
+        let halves = |way, rows: usize| match way {
+            Way::Alone => 40 + rows as u64,
+            Way::Overlapped => 20 + rows as u64 / 2,
+        };
+        for sequences in [2, 5, 16, 64] {
+            assert!((950..1000).contains(&overlapped(sequences, halves)), "{sequences}");
+        }
+        // What is between two batches takes longer than half of one.
+        let slow = |way, rows| halves(way, rows) + if way == Way::Overlapped { 60 } else { 0 };
+        for sequences in [2, 5, 16] {
+            assert!((1..50).contains(&overlapped(sequences, slow)), "{sequences}");
+        }
     }
 }

@@ -95,7 +95,7 @@ impl Worker<'_> {
 
 /// How the next token of each task that has an output is to be chosen where its logits are; constraints are asked at the same
 /// time.
-fn draws<'a, 't: 'a>(tasks: impl Iterator<Item = (&'a mut Task<'t>, bool)>) -> Vec<Option<Draw>> {
+pub(super) fn draws<'a, 't: 'a>(tasks: impl Iterator<Item = (&'a mut Task<'t>, bool)>) -> Vec<Option<Draw>> {
     let mut decodings: Vec<Option<&mut Decoding<'t>>> = tasks
         .map(|(task, has_output)| match task {
             Task::Answer(answering) if has_output => Some(&mut answering.decoding),
@@ -125,7 +125,10 @@ fn part<'a>(sequence: &'a mut Sequence<'_>, given: usize) -> Part<'a> {
 }
 
 /// As [`part`], and what is made of the logits.
-fn part_and_task<'a, 't>(sequence: &'a mut Sequence<'t>, given: usize) -> (Part<'a>, &'a mut Task<'t>) {
+pub(super) fn part_and_task<'a, 't>(
+    sequence: &'a mut Sequence<'t>,
+    given: usize,
+) -> (Part<'a>, &'a mut Task<'t>) {
     let from = sequence.session.position();
     let last = from + given == sequence.tokens.len();
     let part = Part {
