@@ -24,6 +24,7 @@ from transformers.models.glm4v_moe import Glm4vMoeConfig, Glm4vMoeForConditional
 from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.mistral_large4 import MistralLarge4Config, MistralLarge4ForConditionalGeneration
 from transformers.models.qwen3_omni_moe import (
     Qwen3OmniMoeThinkerConfig,
     Qwen3OmniMoeThinkerForConditionalGeneration,
@@ -35,6 +36,7 @@ from .weights import EXPERT_BIAS, correction_biases
 
 # Published as a part of multimodal models only, so transformers does not list it.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(MistralLarge4Config, MistralLarge4ForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, exist_ok=True)
@@ -129,7 +131,7 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
         elif config.model_type == "deepseek_v2":
             ranks = ranks.softmax(dim=-1)
             best = 1
-        elif config.model_type == "mistral4":
+        elif config.model_type in ("mistral4", "mistral_large4_text"):
             ranks = ranks.softmax(dim=-1)
             best = 2
         if limited_to_groups(config):
@@ -155,6 +157,7 @@ INDEXERS_BY_TOPK = (
     "Glm5NextTextIndexer",
     "HYV4Indexer",
     "MiniMaxM3VLIndexer",
+    "MistralLarge4TextIndexer",
 )
 
 
@@ -195,7 +198,8 @@ def watched_topk(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
 def score_of(config) -> Callable[[torch.Tensor], torch.Tensor]:
     """What routers with a correction bias turn logits into."""
     kinds = {"sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(), "softmax": lambda x: x.softmax(-1)}
-    return kinds.get(getattr(config, "scoring_func", None), torch.sigmoid)
+    kind = "softmax" if config.model_type == "longcat_flash" else getattr(config, "scoring_func", None)
+    return kinds.get(kind, torch.sigmoid)
 
 
 def limited_to_groups(config) -> bool:

@@ -22,6 +22,7 @@ from mlx_lm.utils import load_model
 
 from . import golden
 from .hf_case import HfCase
+from .published import drop_identities
 from .hf_files import build_model, leave_text_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
 from .weights import correction_biases, zero_centred_norms
@@ -67,6 +68,8 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         write_checkpoint(model, source, unquantised)
         if case.family == "step3p7":
             leave_text_model(unquantised)
+        if case.family == "longcat_flash":
+            drop_identities(unquantised, model.config.n_routed_experts)
         with contextlib.redirect_stdout(io.StringIO()):
             mlx_lm.convert(
                 str(unquantised),
@@ -143,7 +146,9 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
                 parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
             elif path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
-                parameter.copy_(torch.cat(parts, dim=-2))
+                joined = torch.cat(parts, dim=-2)
+                # transformers has some, too, for LongCat's experts that return what they take.
+                parameter[: len(joined)].copy_(joined)
             elif path.endswith("self_attn.conv1d"):
                 parts = [read(path.replace("conv1d", f"{part}_conv.conv")) for part in ("q", "k", "v")]
                 parameter.copy_(torch.cat(parts).swapaxes(1, 2))

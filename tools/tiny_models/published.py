@@ -2,6 +2,7 @@
 in FP8 and FP4."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,23 @@ def deepseek_v4_name(name: str) -> str:
     """The published name of a tensor; transformers writes most, but those outside of layers and the norm of keys."""
     own = name.removeprefix("model.").replace(".attn.norm.", ".attn.kv_norm.").replace("hc_head.hc_", "hc_head_")
     return own.replace("embed_tokens.", "embed.").replace("lm_head.", "head.")
+
+
+def drop_identities(folder: Path, experts: int) -> None:
+    """Leaves out gate and up projections beyond `experts`, which transformers writes for experts that return what they take."""
+    for path in folder.glob("*.safetensors"):
+        if path.name == "golden.safetensors":
+            continue
+        number = re.compile(r"\.experts\.(\d+)\.")
+        kept = {
+            name: tensor
+            for name, tensor in load_file(path).items()
+            if not (found := number.search(name)) or int(found[1]) < experts
+        }
+        save_file(kept, path, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        of = json.loads(index.read_text())
+        names = {name for path in folder.glob("model*.safetensors") for name in load_file(path)}
+        of["weight_map"] = {name: file for name, file in of["weight_map"].items() if name in names}
+        index.write_text(json.dumps(of, indent=2) + "\n")

@@ -72,5 +72,8 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_softmax.phimoe,
         random_softmax.dbrx,
         random_hybrid.jamba,
+        random_latent.longcat_flash,
+        random_latent.mistral_large4,
+        random_windowed.flint,
     )
 }

@@ -123,3 +123,56 @@ def deepseek_v32(d: Draw) -> dict[str, Any]:
 def glm_moe_dsa(d: Draw) -> dict[str, Any]:
     # What published configurations say and mlx-lm asks for.
     return _indexed(d) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
+def longcat_flash(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    config["num_layers"] = config.pop("num_hidden_layers")
+    for key in ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok"):
+        del config[key]
+    experts, identities = config["n_routed_experts"], d.rng.randint(0, 9)
+    config |= {
+        "q_lora_rank": config["q_lora_rank"] or d.width(5, 40),
+        "ffn_hidden_size": config.pop("intermediate_size"),
+        "expert_ffn_hidden_size": config.pop("moe_intermediate_size"),
+        "head_dim": config["qk_rope_head_dim"],
+        "zero_expert_num": identities,
+        "moe_topk": d.rng.randint(1, min(8, experts + identities)),
+        "routed_scaling_factor": d.pick(1.0, 6.0, 0.4),
+    }
+    # mlx-lm has another epsilon in norms of latents, and no tied head.
+    d.only(gguf=False, mlx=False)
+    d.case = {"published_keys": d.chance()}
+    return config
+
+
+def mistral_large4(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    layers = config["num_hidden_layers"] = d.rng.randint(1, 5)
+    del config["q_lora_rank"]
+    rotates = [int(d.chance(0.7)) for _ in range(layers)]
+    # Latents of other layers are those of the last one of a kind that is its own source and shared.
+    sources = list(range(layers))
+    for layer in range(1, layers):
+        before = [own for own in range(layer) if sources[own] == own and rotates[own] == rotates[layer]]
+        shared = [own for own in before if own in sources[own + 1 : layer]]
+        if before and d.chance(0.4):
+            sources[layer] = (shared or before)[-1]
+    text = config | {
+        "first_k_dense_replace": d.rng.randint(0, layers),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "no_rope_layers": rotates,
+        "kv_source_layers": sources,
+        "indexer_types": ["full"] + [d.pick("full", "shared") for _ in range(layers - 1)],
+        # Mostly as many keys as there are tokens: attention is dense.
+        "index_topk": d.pick(9, 256, 256),
+        "index_n_heads": d.rng.randint(10, 18),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+        "final_logit_softcapping": d.pick(30.0, 3.0),
+    }
+    tower = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tower |= {"model_type": "pixtral", "patch_size": 1, "image_size": 2}
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance(0.3), "max_shard_bytes": None}
+    tied = text.pop("tie_word_embeddings")
+    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}

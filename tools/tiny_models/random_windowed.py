@@ -1,5 +1,5 @@
 """Random small configurations of families with windows in some layers: Cohere2-MoE, Mellum 2, Granite MoE with windows,
-Laguna."""
+Laguna, Flint."""
 
 from typing import Any
 
@@ -104,6 +104,26 @@ def laguna(d: Draw) -> dict[str, Any]:
         config["rope_parameters"] = {
             kind: d.rope(config["head_dim"], kinds=PLAIN_KINDS) for kind in ("full_attention", "sliding_attention")
         }
+    d.maybe(config, "attention_bias", True)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def flint(d: Draw) -> dict[str, Any]:
+    config = d.base(5) | d.heads() | d.experts("num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "intermediate_size": d.width(3, 50),
+        "moe_intermediate_size": d.width(1, 30),
+        "shared_expert_intermediate_size": d.width(1, 30),
+        "norm_topk_prob": d.chance(0.7),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, _kinds(d, layers, "sliding_attention", "full_attention")),
+        "mlp_only_layers": d.pick(None, [], [layers - 1]),
+        "decoder_sparse_step": d.pick(1, 1, 2),
+        "rope_parameters": d.rope(config["head_dim"], kinds=PLAIN_KINDS),
+    }
     d.maybe(config, "attention_bias", True)
     d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}

@@ -74,16 +74,20 @@ CORRECTION_BIASES = {
     "axk1": CorrectionBias(std=0.2, float32=False),
     "bailing_hybrid": CorrectionBias(std=0.2, float32=True),
     "beam": CorrectionBias(std=0.2, float32=True),
+    "longcat_flash": CorrectionBias(std=0.05, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.
 EXPERT_BIAS = "expert_bias"
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
 ROUTERS += ("ffn.router.layer.weight", "router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
+ROUTERS += ("mlp.router.classifier.weight",)
 # Weights around one.
 NORMS = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
 # What a layer's result is multiplied with.
 LAYER_SCALE = "layer_scalar"
+# Logarithms of learned factors on the frequencies of a rotation.
+FREQUENCIES = "rotary_emb.alpha"
 # Tables of the experts that tokens go to by their id.
 TOKEN_TABLE = "tid2eid"
 
@@ -123,6 +127,11 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, CLAMPED_BIAS_STD)
             elif name.endswith("sinks"):
                 normal(parameter, SINK_STD)
+            elif name.endswith("softmax_scaling.bias"):
+                uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
+                parameter.copy_(1 + NORM_SPREAD * uniform)
+            elif name.endswith("softmax_scaling.scale"):
+                normal(parameter, 0.1)
             elif name.endswith((".bias", "_bias")):
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name or "embeddings" in name or ".wte." in name:
@@ -134,6 +143,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(LAYER_SCALE):
                 buffer.copy_(1 + NORM_SPREAD * (torch.rand(buffer.shape, generator=generator) * 2 - 1))
+            elif name.endswith(FREQUENCIES):
+                normal(buffer, BIAS_STD)
         for buffer in correction_biases(model).values():
             normal(buffer, CORRECTION_BIASES[model.config.model_type].std)
         for name, table in model.named_buffers():
@@ -155,7 +166,7 @@ def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Rounds every weight to `dtype` and back, so that a file of that type holds it exactly."""
     with torch.no_grad():
         narrow = [*model.parameters()]
-        narrow += [buffer for name, buffer in model.named_buffers() if name.endswith(LAYER_SCALE)]
+        narrow += [buffer for name, buffer in model.named_buffers() if name.endswith((LAYER_SCALE, FREQUENCIES))]
         if biases := correction_biases(model):
             narrow += [] if CORRECTION_BIASES[model.config.model_type].float32 else biases.values()
         for parameter in narrow:

@@ -64,7 +64,7 @@ pub use recurrent::{
     CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,
     SsmScanOp, SsmWeights, StateId,
 };
-pub use rope::{Growth, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
+pub use rope::{Growth, HeadScaleOp, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
 pub use rows::{
     AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
     SliceOp, StandardizeOp,
@@ -90,6 +90,8 @@ impl Value {
 pub struct Routing {
     pub(crate) index: usize,
     pub(crate) top_k: usize,
+    /// How many they are chosen from.
+    pub(crate) experts: usize,
 }
 
 impl Routing {
@@ -195,6 +197,15 @@ impl Graph {
     /// The layers' expert sets, indexed by [`ExpertSetId`].
     pub fn expert_sets(&self) -> &[ExpertSet] {
         &self.expert_sets
+    }
+
+    /// How many experts beside those of `set` return what they take.
+    pub(crate) fn identities(&self, set: ExpertSetId) -> usize {
+        let of = |node: &Node| match &node.op {
+            Op::MoeExperts(MoeExpertsOp { experts, mlp, .. }) if *experts == set => mlp.identities,
+            _ => 0,
+        };
+        self.nodes.iter().map(of).max().unwrap_or(0)
     }
 
     /// Shapes of the attention layers, indexed by [`CacheId`].

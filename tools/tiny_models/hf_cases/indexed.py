@@ -1,4 +1,5 @@
-"""Attention over tokens, pools or blocks of tokens that an indexer chooses: Hunyuan 4, MiniMax-M3, GLM-5.3-Flash."""
+"""Attention over tokens, pools or blocks of tokens that an indexer chooses: Hunyuan 4, MiniMax-M3, GLM-5.3-Flash,
+Mistral Large 4."""
 
 from typing import Any
 
@@ -99,6 +100,42 @@ def _glm5_next(vision: bool = True, **changes: Any) -> dict[str, Any]:
         image_size=4,
     )
     return {"text_config": _latent(**(base | changes)), "vision_config": tower}
+
+
+def _mistral_large4(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=20,
+        moe_intermediate_size=8,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        index_topk=128,
+        index_n_heads=5,
+        index_head_dim=12,
+        max_position_embeddings=512,
+        final_logit_softcapping=3.0,
+        rope_parameters=yarn(attention_factor=1.0),
+        bos_token_id=0,
+        eos_token_id=60,
+    )
+    tower = dict(
+        model_type="pixtral",
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        patch_size=1,
+        image_size=2,
+    )
+    return {"text_config": text | changes, "vision_config": tower, "tie_word_embeddings": False}
 
 
 CASES = [
@@ -263,4 +300,32 @@ CASES = [
     ),
     # The text model alone.
     HfCase("glm5_next_text", "glm5_next", 97, _glm5_next(num_hidden_layers=2, layer_types=None, indexer_types=None, mlp_layer_types=["dense", "sparse"]), text_only=True),
+    # Names as published; a layer without positions, after which a layer attends to the latents of the second.
+    HfCase(
+        "mistral_large4_basic",
+        "mistral_large4",
+        321,
+        _mistral_large4(kv_source_layers=[0, 1, 1, 3]),
+    ),
+    # Fewer keys than tokens, by an indexer that two layers share, of both kinds; latents of both kinds shared; groups of
+    # experts; biases.
+    HfCase(
+        "mistral_large4_indexed",
+        "mistral_large4",
+        322,
+        _mistral_large4(
+            num_hidden_layers=5,
+            index_topk=13,
+            index_n_heads=12,
+            indexer_types=["full", "shared", "shared", "full", "shared"],
+            no_rope_layers=[1, 0, 1, 0, 0],
+            kv_source_layers=[0, 1, 0, 1, 4],
+            n_group=3,
+            topk_group=2,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            attention_bias=True,
+        ),
+        n_tokens=61,
+    ),
 ]

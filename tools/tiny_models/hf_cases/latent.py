@@ -32,6 +32,32 @@ def _deepseek(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _longcat_flash(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=61,
+        hidden_size=24,
+        ffn_hidden_size=20,
+        expert_ffn_hidden_size=8,
+        num_layers=2,
+        num_attention_heads=4,
+        q_lora_rank=18,
+        kv_lora_rank=16,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=6,
+        v_head_dim=10,
+        head_dim=6,
+        n_routed_experts=5,
+        zero_expert_num=4,
+        moe_topk=3,
+        routed_scaling_factor=1.7,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
+        bos_token_id=0,
+        eos_token_id=60,
+    )
+    return base | changes
+
+
 CASES = [
     # Query latent; groups of experts; YaRN past its original context with mscale other than mscale_all_dim; a
     # dense first layer; an epsilon that shows, as the norms of latents do not use it; published key names.
@@ -249,5 +275,32 @@ CASES = [
         ),
         stacked_experts=True,
         whole_scales="_proj",
+    ),
+    # Two attentions and MLPs a layer, experts that return what they take; as published, these have no tensors.
+    HfCase(
+        "longcat_flash_basic",
+        "longcat_flash",
+        301,
+        _longcat_flash(),
+        published_keys=True,
+        config_edits={"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity"}
+        | {"router_bias": False, "attention_method": "MLA"},
+    ),
+    # More experts of that kind than of others, all of one token's at times; YaRN, biases, embeddings that are the head too.
+    HfCase(
+        "longcat_flash_zeros",
+        "longcat_flash",
+        302,
+        _longcat_flash(
+            num_layers=1,
+            n_routed_experts=2,
+            zero_expert_num=7,
+            moe_topk=2,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7),
+        ),
+        dtype="float32",
     ),
 ]

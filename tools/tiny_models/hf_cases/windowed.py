@@ -1,4 +1,4 @@
-"""Layers with a window between those that see everything: Cohere2-MoE, Mellum 2, Granite MoE with windows, Laguna."""
+"""Layers with a window between those that see everything: Cohere2-MoE, Mellum 2, Granite MoE with windows, Laguna, Flint."""
 
 from typing import Any
 
@@ -115,6 +115,28 @@ def _laguna(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _flint(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        shared_expert_intermediate_size=10,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=11,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 CASES = [
     # As published: sigmoid scores, shared experts that are averaged with the others, a dense first layer that rotates although
     # it sees everything.
@@ -206,5 +228,24 @@ CASES = [
         ),
         dtype="float16",
         stacked_experts=True,
+    ),
+    # As published: dense first layers, which see everything, as do every fourth and the last; the others rotate.
+    HfCase("flint_basic", "flint", 311, _flint()),
+    # Kinds of layers as lists, every second layer dense, weights as they are, embeddings that are the head too.
+    HfCase(
+        "flint_lists",
+        "flint",
+        312,
+        _flint(
+            num_hidden_layers=4,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            mlp_only_layers=[],
+            decoder_sparse_step=2,
+            norm_topk_prob=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        stacked_experts=True,
+        dtype="float32",
     ),
 ]

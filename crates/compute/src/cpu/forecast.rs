@@ -73,12 +73,12 @@ pub(crate) struct Forecast {
 }
 
 impl Forecast {
-    /// Experts that `router` chooses on `x` (rows, hidden_size), those of most rows first.
+    /// Those of `experts` experts that `router` chooses on `x` (rows, hidden_size), those of most rows first.
     pub(crate) fn likely(
         &mut self,
         context: &CpuContext,
         (weights, vectors): (&[Tensor], &[Vec<f32>]),
-        router: &Router,
+        (router, experts): (&Router, usize),
         x: &[f32],
     ) -> Vec<u32> {
         let weight = &weights[router.weight.0];
@@ -94,11 +94,11 @@ impl Forecast {
         linear(context, &[LinearJob { weight, bias, q8: false, out }], &self.rows, &Q8Rows::default(), rows);
         self.choice.route(&self.logits, router.correction.map(|b| &vectors[b.0][..]), &router.route);
         if rows == 1 {
-            return self.choice.ids.clone();
+            return self.choice.ids.iter().copied().filter(|id| (*id as usize) < experts).collect();
         }
         let mut chosen = vec![0u32; router.route.experts];
         self.choice.ids.iter().for_each(|id| chosen[*id as usize] += 1);
-        let mut likely = self.choice.distinct();
+        let mut likely = self.choice.distinct(experts);
         likely.sort_by_key(|id| std::cmp::Reverse(chosen[*id as usize]));
         likely
     }

@@ -3,7 +3,8 @@
 //!
 //! Work is expert-major: each expert runs once, over all tokens that chose it, as soon as it is handed over. Every
 //! (token, expert) pair has its own output row, and rows are summed in the router's order at the end, so neither
-//! the order in which experts arrive nor what else is in the batch can change a bit.
+//! the order in which experts arrive nor what else is in the batch can change a bit. Where the expert returns what it
+//! takes, that row is the token's own.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -48,12 +49,15 @@ impl CpuOp for MoeExpertsOp {
     }
 }
 
+/// Stands for the pair of a choice whose expert returns what it takes.
+const IDENTITY: u32 = u32::MAX;
+
 /// Memory that layers share.
 #[derive(Debug, Default)]
 pub(crate) struct MoeScratch {
     /// Pairs of (row of the batch) in order of expert id, then row.
     rows: Vec<u32>,
-    /// (rows, top_k): which pair a row's j-th choice is.
+    /// (rows, top_k): which pair a row's j-th choice is, or [`IDENTITY`].
     pair_of: Vec<u32>,
     /// Pairs of each distinct expert.
     pairs_of: Vec<Range<usize>>,
@@ -121,11 +125,11 @@ impl MoeScratch {
         std::mem::take(&mut self.spent)
     }
 
-    /// Sorts the batch's choices by expert.
+    /// Sorts the batch's choices by expert; those that are not among `ids` are identities.
     fn sort(&mut self, choice: &Choice, top_k: usize, ids: &[u32]) {
         let mut count = vec![0usize; ids.len()];
-        let index = |id: &u32| ids.binary_search(id).expect("ids are the distinct choices");
-        choice.ids.iter().for_each(|id| count[index(id)] += 1);
+        let index = |id: &u32| ids.binary_search(id).ok();
+        choice.ids.iter().filter_map(index).for_each(|index| count[index] += 1);
         self.pairs_of.clear();
         let mut start = 0;
         for n in &mut count {
@@ -136,7 +140,11 @@ impl MoeScratch {
         self.rows.resize(choice.ids.len(), 0);
         self.pair_of.resize(choice.ids.len(), 0);
         for (at, id) in choice.ids.iter().enumerate() {
-            let pair = &mut count[index(id)];
+            let Some(index) = index(id) else {
+                self.pair_of[at] = IDENTITY;
+                continue;
+            };
+            let pair = &mut count[index];
             self.rows[*pair] = (at / top_k) as u32;
             self.pair_of[at] = *pair as u32;
             *pair += 1;
@@ -170,7 +178,7 @@ pub(crate) fn moe_experts(
     let (hidden, inner) = (set.down.rows, set.width());
     let rows = out.len() / hidden;
     let top_k = choice.ids.len() / rows;
-    let ids = choice.distinct();
+    let ids = choice.distinct(set.experts);
     scratch.sort(choice, top_k, &ids);
     scratch.weigh_inputs(choice, body.weighted);
     let pairs = rows * top_k;
@@ -420,9 +428,9 @@ impl ExpertBatch<'_> {
             sum.fill(0.0);
             let chosen = row * top_k..(row + 1) * top_k;
             for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
-                let pair = *pair as usize;
+                let (from, at) = if *pair == IDENTITY { (self.x, row) } else { (down, *pair as usize) };
                 let weight = if self.body.weighted == Weighted::Input { &1.0 } else { weight };
-                vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
+                vector::axpy_f32(context.simd, *weight, &from[at * hidden..(at + 1) * hidden], sum);
             }
         });
     }

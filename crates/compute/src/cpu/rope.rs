@@ -3,7 +3,7 @@
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::vector;
 use crate::Result;
-use crate::graph::{Placement, PositionScaleOp, Rope, RopeOp, RopeStyle};
+use crate::graph::{HeadScaleOp, Placement, PositionScaleOp, Rope, RopeOp, RopeStyle};
 
 impl CpuOp for RopeOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
@@ -26,6 +26,23 @@ impl CpuOp for PositionScaleOp {
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             out.copy_from_slice(cpu.values.row(x, row));
             vector::scale(simd, scale.at(cpu.positions[row]), out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for HeadScaleOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, base, slope, heads } = *self;
+        let simd = cpu.context.simd;
+        let rows = call.tokens();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            let growth = (cpu.positions[row] as f32).ln_1p();
+            let factors = cpu.vectors[base.0].iter().zip(&cpu.vectors[slope.0]);
+            for (head, (base, slope)) in out.chunks_exact_mut(x.width() / heads).zip(factors) {
+                vector::scale(simd, base + slope * growth, head);
+            }
         });
         Ok(())
     }

@@ -45,15 +45,20 @@ fn ids_of_tokens(table: TensorView<'_>, tokens: &[u32], route: &Route) -> Result
 /// Tells the source of experts what a router chose, and what the next one will probably choose.
 fn announce(cpu: &mut CpuExecutable, routing: usize, choice: &Choice, call: &mut CpuCall<'_>) -> Result<()> {
     let Some(set) = cpu.sets[routing] else { return Ok(()) };
-    call.experts.routed(set, &choice.ids, call.tokens());
-    call.experts.announce(set, &choice.distinct())?;
+    let experts = cpu.graph.expert_sets[set.0].experts;
+    let mut ids = choice.ids.clone();
+    ids.retain(|id| (*id as usize) < experts);
+    call.experts.routed(set, &ids, call.tokens());
+    call.experts.announce(set, &choice.distinct(experts))?;
     let Some(router) = cpu.routers[routing] else { return Ok(()) };
     if let Some(next) = cpu.routers.get(routing + 1).copied().flatten()
         && next.x.width() == router.x.width()
         && call.experts.wants_forecast()
     {
         let weights = (&cpu.weights[..], &cpu.vectors[..]);
-        let likely = cpu.forecast.likely(&cpu.context, weights, &next, cpu.values.of(router.x));
+        let experts = cpu.graph.expert_sets[next.set.0].experts;
+        let x = cpu.values.of(router.x);
+        let likely = cpu.forecast.likely(&cpu.context, weights, (&next, experts), x);
         call.experts.forecast(next.set, &likely);
     }
     Ok(())
@@ -131,11 +136,12 @@ impl Choice {
         self.ids.extend_from_slice(order);
     }
 
-    /// Distinct ids, ascending.
-    pub(crate) fn distinct(&self) -> Vec<u32> {
+    /// Distinct ids below `experts`, ascending.
+    pub(crate) fn distinct(&self, experts: usize) -> Vec<u32> {
         let mut ids = self.ids.clone();
         ids.sort_unstable();
         ids.dedup();
+        ids.truncate(ids.partition_point(|id| (*id as usize) < experts));
         ids
     }
 }

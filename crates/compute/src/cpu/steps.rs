@@ -42,7 +42,8 @@ pub(super) fn linear(graph: &Graph, nodes: Range<usize>, rows: impl Fn(Value) ->
 
 /// Work of the chosen experts: gate and up projections, then down projections.
 pub(super) fn experts(set: &ExpertSet, choice: &Choice) -> Result<[Work; 2]> {
-    let (experts, pairs) = (choice.distinct().len(), choice.ids.len());
+    let experts = choice.distinct(set.experts).len();
+    let pairs = choice.ids.iter().filter(|id| (**id as usize) < set.experts).count();
     let gate = set.gate.map(|gate| product(gate, experts, pairs)).transpose()?.unwrap_or_default();
     let up = product(set.up, experts, pairs)?;
     let both = Work { bytes: gate.bytes + up.bytes, flops: gate.flops + up.flops };

@@ -329,6 +329,10 @@ arguments! {
     /// Of `moe_combine`.
     MoeCombineConstants { top_k: usize, width: usize, has_residual: bool, weighs: bool }
 
+    ["moe.h" IdentityConstants]
+    /// Of `moe_identity`.
+    IdentityConstants { experts: usize, top_k: usize, width: usize }
+
     ["moe.h" BucketConstants]
     /// Of `moe_bucket`.
     BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
@@ -652,6 +656,10 @@ arguments! {
     PositionScaleConstants {
         count: usize, width: usize, base: f32, slope: f32, offset: u32, period: u32, power: bool
     }
+
+    ["rows.h" HeadScaleConstants]
+    /// Of `head_scale`.
+    HeadScaleConstants { count: usize, width: usize, head_dim: usize }
 
     ["streams.h" HyperConstants]
     /// Of `hyper_weights`.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_scratch_bytes, least_memory, usable};
+use super::memory::{all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
 use super::options::GpuOptions;
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
@@ -124,7 +124,8 @@ impl Backend for GpuBackend {
     }
 
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
-        all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
+        let keeps = self.options.host_memory && device_keeps_experts(graph);
+        all_bytes(graph).ok().filter(|bytes| keeps && *bytes > 0)
     }
 
     fn least_memory(&self, graph: &Graph, options: CompileOptions) -> Result<Option<u64>> {

@@ -70,6 +70,7 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::Gate(_)
         | Op::Rope(_)
         | Op::PositionScale(_)
+        | Op::HeadScale(_)
         | Op::WindowPool(_)
         | Op::WindowMean(_)
         | Op::ChooseBlocks(_)

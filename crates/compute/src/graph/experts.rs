@@ -127,6 +127,9 @@ pub struct ExpertMlp {
     pub biases: Option<ExpertBiases>,
     /// Where the router's weights enter.
     pub weighted: Weighted,
+    /// Experts that return what they take, whose ids follow those of the set: nothing is read for them (the zero-computation
+    /// experts of LongCat-Flash, 2025).
+    pub identities: usize,
 }
 
 /// What decides which experts a token gets.
@@ -215,6 +218,16 @@ impl Operation for MoeExpertsOp {
         check(op, "columns of up", self.x.width, set.up.cols)?;
         let taken = 2 + usize::from(self.mlp.activation.is_gated());
         check(op, "projections of an expert, for its activation", taken, set.matrices().count())?;
+        check(
+            op,
+            "experts that the router chooses from",
+            set.experts + self.mlp.identities,
+            self.routing.experts,
+        )?;
+        if self.mlp.identities > 0 && self.mlp.weighted == Weighted::Input {
+            let what = "experts that return what they take, weighted there";
+            return Err(Error::Shape { op, what, expected: 0, got: self.mlp.identities });
+        }
         if let Some(ExpertBiases { gate, up, down }) = self.mlp.biases {
             let gate_rows = set.gate.map_or(0, |gate| gate.rows);
             graph.vector(op, "biases of gate", gate, set.experts * gate_rows)?;
@@ -226,7 +239,7 @@ impl Operation for MoeExpertsOp {
 }
 
 refers!(ExpertBiases { gate, up, down });
-refers!(ExpertMlp { activation, biases, weighted });
+refers!(ExpertMlp { activation, biases, weighted, identities });
 
 impl Refers for RouteBy {
     fn visit(&mut self, visitor: &mut dyn Visitor) {
@@ -297,7 +310,7 @@ impl GraphBuilder {
     }
 
     fn record_route(&mut self, op: RouteOp) -> Result<Routing> {
-        let out = Routing { index: self.routings, top_k: op.width(self)? };
+        let out = Routing { index: self.routings, top_k: op.width(self)?, experts: op.route.experts };
         self.routings += 1;
         self.nodes.push(Node { name: self.scope.clone(), op: op.into(), out: Output::Routing(out) });
         Ok(out)
@@ -306,15 +319,16 @@ impl GraphBuilder {
     /// Weighted sum of the chosen experts.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the experts do not take x.
+    /// [`Error::Shape`] if the experts do not take x, or are not those that were chosen from.
     pub fn moe_experts(&mut self, x: Value, routing: Routing, experts: ExpertSetId) -> Result<Value> {
         self.moe_experts_with(x, routing, experts, ExpertMlp::default())
     }
 
-    /// As [`GraphBuilder::moe_experts`], for experts with biases or another activation.
+    /// As [`GraphBuilder::moe_experts`], for experts with biases or another activation, or with some that return what they
+    /// take.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the experts do not take x, biases do not fit or the activation takes another number of
+    /// [`Error::Shape`] if the experts do not take x or are not those that were chosen from, biases do not fit or the activation takes another number of
     /// projections; [`Error::Unsupported`] if biases are not f32.
     pub fn moe_experts_with(
         &mut self,

@@ -14,7 +14,7 @@ use super::ngrams::NGramEmbedOp;
 use super::norm::{LayerNormOp, RmsNormOp};
 use super::operation::{Operation, Refers, Visitor};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
-use super::rope::{PositionScaleOp, RopeOp};
+use super::rope::{HeadScaleOp, PositionScaleOp, RopeOp};
 use super::rows::{
     AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
     SliceOp, StandardizeOp,
@@ -87,6 +87,7 @@ ops! { $
     Gate(GateOp),
     Rope(RopeOp),
     PositionScale(PositionScaleOp),
+    HeadScale(HeadScaleOp),
     Attention(AttentionOp),
     BidirectionalAttention(BidirectionalAttentionOp),
     LatentAttention(LatentAttentionOp),

@@ -2,7 +2,7 @@
 
 use super::builder::check;
 use super::operation::{Operation, refers};
-use super::{GraphBuilder, Value};
+use super::{GraphBuilder, Value, WeightId};
 use crate::{Error, Result};
 
 /// How pairs of channels are formed for rotary embedding.
@@ -169,6 +169,34 @@ impl Operation for PositionScaleOp {
     }
 }
 
+/// Every head of a row times a factor of its own that grows with the token's position: base + slope · ln(1 + position), with
+/// numbers of its head (Mistral Large 4).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadScaleOp {
+    /// (rows, heads · head_dim).
+    pub x: Value,
+    /// (heads), f32: the factors of the first position.
+    pub base: WeightId,
+    /// (heads), f32.
+    pub slope: WeightId,
+    /// Heads in a row.
+    pub heads: usize,
+}
+
+refers!(HeadScaleOp { x, base, slope, heads });
+
+impl Operation for HeadScaleOp {
+    const NAME: &'static str = "head_scale";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let op = Self::NAME;
+        check(op, "width left over by heads", 0, self.x.width % self.heads.max(1))?;
+        graph.vector(op, "first factors", self.base, self.heads)?;
+        graph.vector(op, "slopes", self.slope, self.heads)?;
+        Ok(self.x.width)
+    }
+}
+
 impl GraphBuilder {
     /// Adds a rotation that [`GraphBuilder::rope`] can use; layers with the same rotation share it.
     pub fn rotation(&mut self, rope: Rope) -> usize {
@@ -198,5 +226,13 @@ impl GraphBuilder {
     /// Rows times a factor that depends on their position.
     pub fn position_scale(&mut self, x: Value, scale: PositionScale) -> Value {
         self.record(PositionScaleOp { x, scale }).expect("any input fits")
+    }
+
+    /// Each of `heads` heads of a row times a factor that grows with the row's position; `base` and `slope` are (heads).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if heads, or numbers of heads, do not fit; [`Error::Unsupported`] if those are not f32.
+    pub fn head_scale(&mut self, x: Value, heads: usize, base: WeightId, slope: WeightId) -> Result<Value> {
+        self.record(HeadScaleOp { x, base, slope, heads })
     }
 }

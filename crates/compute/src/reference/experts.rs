@@ -160,6 +160,9 @@ impl Interpreter {
         let mut ids: Vec<u32> = chosen.iter().flatten().map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids.dedup();
+        // Those beyond return what they take.
+        let experts = self.graph.expert_sets[set.0].experts;
+        ids.retain(|id| (*id as usize) < experts);
         let mut parts: HashMap<(usize, u32), Vec<f32>> = HashMap::new();
         let mut failed = Ok(());
         source.visit(set, &ids, &mut |group| {
@@ -209,7 +212,7 @@ impl Interpreter {
             chosen[row]
                 .iter()
                 .map(|(id, w)| if mlp.weighted == Weighted::Input { (id, &1.0) } else { (id, w) })
-                .map(|(id, w)| f64::from(*w) * f64::from(parts[&(row, *id)][column]))
+                .map(|(id, w)| f64::from(*w) * f64::from(parts.get(&(row, *id)).unwrap_or(&x[row])[column]))
                 .sum::<f64>() as f32
         };
         Ok((0..x.len()).map(|row| (0..x[row].len()).map(|column| sum(row, column)).collect()).collect())

@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
-use crate::graph::{PositionScaleOp, Rope, RopeOp, RopeStyle};
+use crate::graph::{HeadScaleOp, PositionScaleOp, Rope, RopeOp, RopeStyle};
 
 /// Rotates one head of a token in place, whose position on every axis is given.
 pub fn rope(head: &mut [f32], rotation: &Rope, position: [usize; 3]) {
@@ -30,6 +30,21 @@ impl ReferenceOp for RopeOp {
             let position = self.place.position(position);
             let rotate = |head: &mut [f32]| rope(&mut head[self.place.first..], &rotation, position);
             row.chunks_mut(self.x.width() / self.heads).for_each(rotate);
+        }
+        Ok(Outcome::Rows(rows))
+    }
+}
+
+impl ReferenceOp for HeadScaleOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let (base, slope) = (own.vector(self.base)?, own.vector(self.slope)?);
+        let mut rows = call.of(self.x).clone();
+        for (row, position) in rows.iter_mut().zip(call.positions()) {
+            let growth = (position as f64 + 1.0).ln();
+            for (head, values) in row.chunks_mut(self.x.width() / self.heads).enumerate() {
+                let factor = f64::from(base[head]) + f64::from(slope[head]) * growth;
+                values.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
+            }
         }
         Ok(Outcome::Rows(rows))
     }

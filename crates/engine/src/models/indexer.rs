@@ -50,6 +50,9 @@ pub struct Indexer {
     pub norm_eps: f32,
     /// Tokens of a pool, which have one key and are chosen together; 1 for tokens on their own.
     pub pool: usize,
+    /// The module, below the indexer, of the factors of heads of queries, which grow with positions, if there are some: its
+    /// `bias` and `scale`.
+    pub scaling: Option<&'static str>,
 }
 
 impl Indexer {
@@ -64,7 +67,7 @@ impl Indexer {
             head_dim: size("index_head_dim", 128)?,
             top_k: size("index_topk", 2048)?,
         };
-        Ok(Self { index, rotation: None, norm_eps, pool: 1 })
+        Ok(Self { index, rotation: None, norm_eps, pool: 1, scaling: None })
     }
 
     /// What the queries of `layer` see: by its normed hidden state h and the normed latent of its queries.
@@ -80,6 +83,9 @@ impl Indexer {
         let bias = r.vector(&name("k_norm"), "bias", head_dim)?;
         let mut k = r.graph.layer_norm(k, norm, bias, self.norm_eps)?;
         let mut q = q;
+        if let Some(module) = self.scaling {
+            q = head_scale(r, q, &name(module), heads)?;
+        }
         if let Some(IndexRotation { rope, first }) = self.rotation {
             let place = Placement { first, inverse: false, stride: 1 };
             q = r.graph.placed_rope(q, heads, rope, place)?;
@@ -97,6 +103,16 @@ impl Indexer {
         let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights }, choice)?;
         Ok(Chosen { blocks, groups: 1, block: self.pool, tail: self.pool > 1 })
     }
+}
+
+/// Heads of q times the factors of `module`: its `bias`, and its `scale` · ln(1 + position).
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn head_scale(r: &mut Recorder, q: Value, module: &str, heads: usize) -> Result<Value> {
+    let mut of = |part: &str| r.constants(&format!("{module}.{part}"), &[heads], Form::F32);
+    let (base, slope) = (of("bias")?, of("scale")?);
+    Ok(r.graph.head_scale(q, heads, base, slope)?)
 }
 
 /// For each layer whether it has an indexer of its own, as `indexer_types` says; the others see what the last one before

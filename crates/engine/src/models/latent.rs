@@ -51,6 +51,8 @@ pub struct Latent {
     temperature: Option<PositionScale>,
     /// Epsilon of the norms of latents.
     eps: f32,
+    /// Factors on queries and on the normed latent of keys and values (LongCat-Flash).
+    factors: [f32; 2],
     /// Names of what some families have besides.
     more: More,
 }
@@ -120,13 +122,17 @@ impl Latent {
         };
         let scale = ((nope + rope) as f64).sqrt().recip();
         let mut layers = 0..blocks::layers(config)?;
-        let is_low_rank = layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.q_a_proj")));
+        let is_low_rank = layers.any(|layer| {
+            let module = |name: &str| format!("model.layers.{layer}.{name}.q_a_proj");
+            r.has(&module("self_attn")) || r.has(&module("self_attn.0"))
+        });
         let q_lora_rank = if is_low_rank { Some(config.size("q_lora_rank")?) } else { None };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
         let temperature = temperature(config, Growth::OfGguf)?;
         let more = More::default();
-        Ok(Self { shape, q_lora_rank, rope: None, temperature, eps: LATENT_EPS, more })
+        let (eps, factors) = (LATENT_EPS, [1.0; 2]);
+        Ok(Self { shape, q_lora_rank, rope: None, temperature, eps, factors, more })
     }
 
     /// Channels of a head that are rotated, and the rotation.
@@ -144,6 +150,19 @@ impl Latent {
     /// The same with `eps` in the norms of latents.
     pub fn with_eps(self, eps: f32) -> Self {
         Self { eps, ..self }
+    }
+
+    /// The same with queries, and what keys and values are made of, grown by √(`hidden_size` / rank of their latent), where these
+    /// flags are set.
+    pub fn grown(mut self, hidden_size: usize, [queries, keys]: [bool; 2]) -> Self {
+        let factor = |rank: usize| (hidden_size as f64 / rank as f64).sqrt() as f32;
+        if let Some(rank) = self.q_lora_rank.filter(|_| queries) {
+            self.factors[0] = factor(rank);
+        }
+        if keys {
+            self.factors[1] = factor(self.shape.rank);
+        }
+        self
     }
 
     /// The same with sinks or gates.
@@ -218,7 +237,20 @@ pub fn attention_of(
     latent: &Latent,
     choose: impl FnOnce(&mut Recorder, [Value; 2]) -> Result<Option<Chosen>>,
 ) -> Result<Value> {
-    let base = format!("model.layers.{layer}.self_attn");
+    attention_in(r, &format!("model.layers.{layer}.self_attn"), h, latent, choose)
+}
+
+/// As [`attention_of`], of the module `base`.
+///
+/// # Errors
+/// As [`attention_of`].
+pub fn attention_in(
+    r: &mut Recorder,
+    base: &str,
+    h: Value,
+    latent: &Latent,
+    choose: impl FnOnce(&mut Recorder, [Value; 2]) -> Result<Option<Chosen>>,
+) -> Result<Value> {
     let module = |name: &str| format!("{base}.{name}");
     let (shape, eps) = (latent.shape, latent.eps);
     let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
@@ -237,6 +269,7 @@ pub fn attention_of(
             (q, r.linear(h, &kv_a, rank + rope, Precision::Fast)?, None)
         }
     };
+    let q = blocks::times(r, q, latent.factors[0]);
     let q = match latent.temperature {
         Some(temperature) => r.graph.position_scale(q, temperature),
         None => q,
@@ -255,6 +288,7 @@ pub fn attention_of(
         rotated = Some([q_rope, rotate(r, k_rope, 1)?]);
     }
     let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, eps)?;
+    let c = blocks::times(r, c, latent.factors[1]);
     let joint = module("kv_b_proj");
     let weights = if r.has(&joint) {
         LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?)

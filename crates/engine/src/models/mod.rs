@@ -20,6 +20,7 @@ mod ernie4_5_moe;
 mod ernie4_5_vl_moe;
 mod exaone_moe;
 mod flex_olmo;
+mod flint;
 mod gemma4;
 #[cfg(test)]
 mod gguf_routers;
@@ -39,12 +40,14 @@ mod laguna;
 mod latent;
 mod lfm2_moe;
 mod llama4;
+mod longcat_flash;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax;
 mod minimax_m2;
 mod minimax_m3_vl;
 mod mistral4;
+mod mistral_large4;
 mod mixtral;
 mod model;
 mod modules;
@@ -153,6 +156,9 @@ pub const FAMILIES: &[Family] = &[
     flex_olmo::FAMILY,
     dbrx::FAMILY,
     jamba::FAMILY,
+    longcat_flash::FAMILY,
+    flint::FAMILY,
+    mistral_large4::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

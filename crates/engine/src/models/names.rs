@@ -28,7 +28,7 @@ pub struct Names {
     pub top: &'static [&'static str],
     /// The list of decoder layers behind the prefix.
     pub layers: &'static str,
-    /// Modules behind the prefix that have other names than `embed_tokens` and `norm`.
+    /// Modules behind the prefix that have other names than `embed_tokens` and `norm`; and `lm_head`.
     pub renamed: NameMap,
     /// The list of a configuration with a kind for each layer, which counts them where `num_hidden_layers` is absent.
     pub layer_kinds: &'static str,

@@ -77,6 +77,8 @@ pub struct Recorder {
     /// Where weights and experts are in Hugging Face's model.
     modules: Modules,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    /// Experts that stacks may hold beyond those of the model.
+    unused_experts: usize,
     /// What drafts tokens, if that is to be recorded.
     draft: Drafting,
     /// What the weights would be, for a checkpoint that has none.
@@ -106,6 +108,7 @@ impl Recorder {
             sources: vec![],
             modules: Modules::new(names),
             experts: vec![],
+            unused_experts: 0,
             draft: Drafting::Unwanted,
             outline,
             context_limit: None,
@@ -262,7 +265,12 @@ impl Recorder {
                 let renamed = renamed.filter(|_| !has(&own));
                 renamed.map_or(own, |(_, to)| format!("{}{to}", self.prefix))
             }
-            None => format!("{head_prefix}{module}"),
+            None => {
+                let own = format!("{head_prefix}{module}");
+                let renamed = self.names.renamed.iter().find(|(name, _)| *name == module);
+                let renamed = renamed.map(|(_, to)| format!("{head_prefix}{to}"));
+                renamed.filter(|other| has(other) && !has(&own)).unwrap_or(own)
+            }
         }
     }
 
@@ -757,6 +765,11 @@ impl Recorder {
         if self.contains(module, "bias") { Ok(()) } else { Err(self.missing(module, "bias")) }
     }
 
+    /// Lets stacks of experts hold so many more than the model has, which are not read.
+    pub fn leave_out_experts(&mut self, count: usize) {
+        self.unused_experts = count;
+    }
+
     /// Channels of the experts that were declared last, between their projections.
     pub fn expert_width(&self) -> Option<usize> {
         self.experts.last().map(|(set, _)| set.width())
@@ -774,7 +787,13 @@ impl Recorder {
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {
         match self.checkpoint.format() {
             Format::Gguf => (format!("model.layers.{layer}.attn_sinks"), "weight"),
-            _ => (format!("model.layers.{layer}.self_attn"), "sinks"),
+            _ => {
+                let module = format!("model.layers.{layer}.self_attn");
+                let mut others = self.names.other_tensors("self_attn.sinks");
+                let other = others.find_map(|name| name.strip_prefix("self_attn."));
+                let part = other.filter(|part| self.contains(&module, part)).unwrap_or("sinks");
+                (module, part)
+            }
         }
     }
 

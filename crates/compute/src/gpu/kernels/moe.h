@@ -32,6 +32,17 @@ KERNEL(moe_activate, ActivateConstants, (const uint, table), (const uint, ids), 
     out[i] = activated(c.activation, gate[i], up[i]);
 }
 
+struct IdentityConstants {
+    // Those that compute something; the ids of others follow.
+    uint experts, top_k, width;
+};
+
+// x (tokens, width) → out (pairs, width) of pairs whose expert returns what it takes. Grid: (pairs, width / threads).
+KERNEL(moe_identity, IdentityConstants, (const uint, ids), (const float, x), (float, out)) {
+    const uint pair = ctx.group_x(), i = ctx.group_y() * ctx.threads() + ctx.thread();
+    if (i < c.width && ids[pair] >= c.experts) out[(ulong)pair * c.width + i] = x[(ulong)(pair / c.top_k) * c.width + i];
+}
+
 struct MoeCombineConstants {
     // Whether pairs count as much as `weights` says; else all the same.
     uint top_k, width, has_residual, weighs;

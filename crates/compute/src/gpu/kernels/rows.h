@@ -98,3 +98,17 @@ KERNEL(position_scale, PositionScaleConstants, (const float, x), (const Place, p
     out[i] = x[i] * (c.power ? c.base * exp_of(c.slope * log1p_of(quotient((float)position, (float)c.period)))
                              : c.base + c.slope * log1p_of((float)(position / c.period)));
 }
+
+struct HeadScaleConstants {
+    // Elements in all, those of a row, and those of a head.
+    uint count, width, head_dim;
+};
+
+// Heads of rows of x times base + slope · ln(1 + position), with numbers of their head: base, slope (heads) → out.
+KERNEL(head_scale, HeadScaleConstants, (const float, x), (const Place, places), (const float, base),
+       (const float, slope), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const uint head = i % c.width / c.head_dim;
+    out[i] = x[i] * (base[head] + slope[head] * log1p_of((float)places[i / c.width].position));
+}

@@ -6,9 +6,9 @@ use super::rows::RotatedChannels;
 use crate::gpu::memory::Turn;
 use crate::graph::{
     ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
-    GatedMeanOp, GivenEmbeddingsOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp,
-    LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp, RouteBy, RouteOp,
-    ScaledSiluOp, SsmScanOp, StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
+    GatedMeanOp, GivenEmbeddingsOp, GroupedLinearOp, HeadScaleOp, HyperCollapseOp, HyperExpandOp,
+    HyperWeightsOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp,
+    RouteBy, RouteOp, ScaledSiluOp, SsmScanOp, StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
 };
 
 impl Lowering<'_> {
@@ -36,6 +36,9 @@ impl Lowering<'_> {
                 self.activate([gate.unwrap_or(up), up], activation, to)
             }
             Op::PositionScale(PositionScaleOp { x, scale }) => self.position_scale(x, scale, to),
+            Op::HeadScale(HeadScaleOp { x, base, slope, heads }) => {
+                self.head_scale(x, heads, [base, slope], to)
+            }
             Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                 return self.grouped_linear(x, weight, groups, to);
             }

@@ -2,8 +2,8 @@
 
 use super::context::{Launch, Lowering, THREADS, summing};
 use crate::gpu::arguments::{
-    EmbedConstants, GatherConstants, GivenConstants, LayerNormConstants, PositionScaleConstants,
-    RepeatConstants, RmsNormConstants, RopeConstants, SliceConstants,
+    EmbedConstants, GatherConstants, GivenConstants, HeadScaleConstants, LayerNormConstants,
+    PositionScaleConstants, RepeatConstants, RmsNormConstants, RopeConstants, SliceConstants,
 };
 use crate::gpu::device::Dispatch;
 use crate::gpu::memory::{Given, Turn};
@@ -89,6 +89,15 @@ impl Lowering<'_> {
         let power = scale.growth == Growth::Power;
         let constants = &PositionScaleConstants { count, width, base, slope, offset, period, power };
         Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
+    }
+
+    /// Scales the heads of rows by where their tokens are: `factors` are those of the first position, and slopes.
+    pub(super) fn head_scale(&self, x: Value, heads: usize, factors: [WeightId; 2], out: Value) -> Dispatch {
+        let [base, slope] = factors.map(|id| self.vector(id));
+        let (count, width) = (self.rows * out.width(), out.width());
+        let buffers = [self.value(x), self.input(self.layout.places), base, slope, self.value(out)];
+        let constants = &HeadScaleConstants { count, width, head_dim: width / heads };
+        Launch { unit: "rows", kernel: "head_scale", buffers: &buffers, constants }.each(count)
     }
 
     /// Takes the mean of rows away, scales and shifts them.

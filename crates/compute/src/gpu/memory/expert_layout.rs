@@ -3,7 +3,7 @@
 use super::weights::placed;
 use crate::Result;
 use crate::gpu::arguments::{Format, PartConstants};
-use crate::graph::{ExpertSet, Graph, MatrixSpec, Op, RouteOp};
+use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op, RouteOp};
 
 /// One of an expert's matrices, and where it lies in its slot.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +63,11 @@ impl ExpertLayout {
 
 pub(crate) fn layouts(graph: &Graph) -> Result<Vec<ExpertLayout>> {
     graph.expert_sets().iter().map(ExpertLayout::new).collect()
+}
+
+/// Whether the device may give slots by itself to experts that host memory keeps: it knows of none that are nowhere.
+pub(crate) fn device_keeps_experts(graph: &Graph) -> bool {
+    (0..graph.expert_sets().len()).all(|set| graph.identities(ExpertSetId(set)) == 0)
 }
 
 /// Bytes of all experts of a graph in the form of slots.

@@ -14,7 +14,7 @@ use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{BufferId, Device, Slice};
 use crate::gpu::processor::{HandedSet, MOST_PAIRS};
-use crate::graph::{ExpertSetId, Graph, MoeExpertsOp, Op};
+use crate::graph::{ExpertSet, ExpertSetId, Graph, MoeExpertsOp, Op};
 use crate::{Error, Result, Tensor, TensorView};
 
 /// Experts of one layer.
@@ -65,8 +65,14 @@ pub(crate) struct DeviceExperts {
 /// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
 /// experts on their way.
 pub(super) fn table_bytes(graph: &Graph) -> usize {
-    let experts: usize = graph.expert_sets().iter().map(|set| set.experts).sum();
+    let experts: usize = entries(graph).iter().sum();
     experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 7 * 4 + HandOver::BYTES + ALIGNMENT
+}
+
+/// Entries of each set in the table: experts that return what they take have one, which says that they are nowhere.
+fn entries(graph: &Graph) -> Vec<usize> {
+    let of = |(set, id): (&ExpertSet, usize)| set.experts + graph.identities(ExpertSetId(id));
+    graph.expert_sets().iter().zip(0..).map(of).collect()
 }
 
 /// How many experts a device may hold.
@@ -193,16 +199,17 @@ impl DeviceExperts {
             Class { slot_bytes, start, slots: vec![(None, 0); slots], empty, guests }
         };
         let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
-        let mut entries = 0;
+        let mut first = 0;
         let mut sets = vec![];
-        for ((layout, class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
+        let sizes = experts.into_iter().zip(entries(graph));
+        for ((layout, class), (experts, entries)) in layouts.into_iter().zip(plan.class_of).zip(sizes) {
             let (ExpertLayout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
-            sets.push(Set { parts, gated, class, table: entries, slots });
-            entries += experts;
+            sets.push(Set { parts, gated, class, table: first, slots });
+            first += entries;
         }
         let slots = device.alloc(end.max(ALIGNMENT))?;
-        let table = device.alloc((entries * 4).max(4))?;
-        device.upload(table.into(), &vec![0xff; entries * 4])?;
+        let table = device.alloc((first * 4).max(4))?;
+        device.upload(table.into(), &vec![0xff; first * 4])?;
         Ok(Self {
             slots,
             table,

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
 pub(super) use budget::{own_bytes, usable};
-pub(super) use expert_layout::{ExpertMatrix, all_bytes};
+pub(super) use expert_layout::{ExpertMatrix, all_bytes, device_keeps_experts};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
@@ -158,7 +158,7 @@ impl Memory {
         let logits = Logits::new(device, logits_bytes(graph, options))?;
         let ngrams = ngrams::upload(device, graph, &weights)?;
         let state = State::new(device, graph, options.kv_type)?;
-        let keep = options.keep_experts && gpu.host_memory;
+        let keep = options.keep_experts && gpu.host_memory && device_keeps_experts(graph);
         let experts = DeviceExperts::new(device, graph, budget.experts, keep)?;
         Ok(Self {
             batch_invariant: gpu.batch_invariant,

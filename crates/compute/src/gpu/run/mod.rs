@@ -64,7 +64,8 @@ impl GpuExecutable {
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
-        let suited: Vec<bool> = sets.map(|set| memory.experts_take_bytes(set)).collect();
+        let suits = |set| memory.experts_take_bytes(set) && graph.identities(set) == 0;
+        let suited: Vec<bool> = sets.map(suits).collect();
         if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
             && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
         {

@@ -119,6 +119,8 @@ impl Runner<'_> {
                     None if all => (0..experts as u32).collect(),
                     None => ids_of(self.device, *ids, *pairs)?,
                 };
+                // Those beyond return what they take.
+                ids.retain(|id| (*id as usize) < experts);
                 if let Some((tiers, slots, _)) = self.memory.experts.tiers() {
                     let chosen = &mut ids;
                     chosen.sort_unstable();

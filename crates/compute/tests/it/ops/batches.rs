@@ -68,8 +68,10 @@ fn experts_with_long_rows_have_the_bits_of_single_rows() {
 #[test]
 fn experts_of_a_batch_have_the_bits_of_single_rows() {
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
-    let mlps =
-        [ExpertMlp::default(), ExpertMlp { activation: limited, weighted: Weighted::Input, biases: None }];
+    let mlps = [
+        ExpertMlp::default(),
+        ExpertMlp { activation: limited, weighted: Weighted::Input, ..ExpertMlp::default() },
+    ];
     check_bits(encodings().into_iter().enumerate().map(|(i, dtype)| {
         let widths = if dtype.block_len() >= 128 { [256, 256] } else { [96, 64].map(|n| n * 2) };
         // More pairs of an expert than a tile has.

@@ -106,7 +106,12 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::Linear(linear) if linear.x.width() > 8192 => bound(2e-11, 1e-5),
         Op::Linear(_) | Op::GroupedLinear(_) => SUMS,
         Op::RmsNorm(_) | Op::LayerNorm(_) => SUMS,
-        Op::Activate(_) | Op::Gelu(_) | Op::ScaledSilu(_) | Op::Gate(_) | Op::PositionScale(_) => SUMS,
+        Op::Activate(_)
+        | Op::Gelu(_)
+        | Op::ScaledSilu(_)
+        | Op::Gate(_)
+        | Op::PositionScale(_)
+        | Op::HeadScale(_) => SUMS,
         // Values round to 11 bits: (2⁻¹¹)²/12 · 4/3 ≈ 3e-8; keys the same, which the softmax amplifies.
         Op::Attention(_) if f16 => bound(5e-7, 4e-3),
         // Steps of max/127 per 32 values, as of int8 activations; keys the same, which the softmax amplifies.

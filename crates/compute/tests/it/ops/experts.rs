@@ -147,8 +147,10 @@ pub(super) fn moe_case_of(
     let [hidden, inner] = widths;
     let mut r = Recorder::new(12);
     let x = r.input(hidden);
-    let logits = r.input(count);
-    let routing = r.graph.route(logits, None, Route::softmax(count, top_k, top_k.is_multiple_of(2))).unwrap();
+    let choices = count + mlp.identities;
+    let logits = r.input(choices);
+    let route = Route::softmax(choices, top_k, top_k.is_multiple_of(2));
+    let routing = r.graph.route(logits, None, route).unwrap();
     let [gate, up, down] = dtypes;
     let mut expert = || {
         let random = &mut r.random;
@@ -214,11 +216,28 @@ pub fn moe_experts_of_other_activations() -> Vec<Case> {
             (clamped, Weighted::Input),
             (Activation::GeGlu, Weighted::Output),
         ] {
-            let mlp = ExpertMlp { activation, weighted, biases: None };
+            let mlp = ExpertMlp { activation, weighted, ..ExpertMlp::default() };
             cases.push(moe_case_of(5, 2, [dtype; 3], [64, 32], mlp));
         }
     }
     cases
+}
+
+/// Of experts some of which return what they take; of few of the others, tokens choose none.
+pub fn moe_experts_with_identities() -> Vec<Case> {
+    use DType::{F32, Q4_0, Q8_0};
+    let case = |(count, identities, top_k, dtype, widths)| {
+        let mlp = ExpertMlp { identities, ..ExpertMlp::default() };
+        moe_case_of(count, top_k, [dtype; 3], widths, mlp)
+    };
+    let cases = [
+        (1, 3, 2, F32, [5, 3]),
+        (4, 4, 3, F32, [33, 20]),
+        (2, 6, 2, Q8_0, [64, 96]),
+        (40, 20, 6, Q8_0, [64, 32]),
+        (3, 5, 5, Q4_0, [96, 64]),
+    ];
+    cases.into_iter().map(case).collect()
 }
 
 fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {
@@ -241,7 +260,7 @@ pub fn moe_experts_without_a_gate() -> Vec<Case> {
                 r.experts.push(Expert { gate: None, up, down });
             }
             assert!(r.graph.moe_experts(x, routing, set).is_err(), "SwiGLU needs a gate");
-            let mlp = ExpertMlp { activation: Activation::SquaredRelu, biases: None, weighted };
+            let mlp = ExpertMlp { activation: Activation::SquaredRelu, weighted, ..ExpertMlp::default() };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
             let name = format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}");
             cases.push(r.case(name, out).in_pairs().in_f32());
@@ -283,7 +302,7 @@ pub fn moe_experts_of_biased_routes() -> Vec<Case> {
                 _ => Activation::LimitedSwiGlu { limit: 0.8 },
             };
             let weighted = if by_token { Weighted::Output } else { Weighted::Input };
-            let mlp = ExpertMlp { activation, biases: None, weighted };
+            let mlp = ExpertMlp { activation, weighted, ..ExpertMlp::default() };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
             let name = format!("{score:?} by token: {by_token}");
             cases.push(r.case(name, out).in_pairs().in_f32());

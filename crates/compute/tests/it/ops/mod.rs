@@ -51,6 +51,7 @@ tables! {
     rows::norms,
     rows::rope,
     rows::position_scale,
+    rows::head_scale,
     rows::elementwise,
     rows::activations,
     rows::parts_of_rows,
@@ -90,6 +91,7 @@ tables! {
     experts::moe_experts_of_many_shapes,
     experts::moe_experts_of_other_activations,
     experts::moe_experts_without_a_gate,
+    experts::moe_experts_with_identities,
     experts::moe_experts_of_biased_routes,
 }
 

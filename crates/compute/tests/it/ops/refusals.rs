@@ -2,8 +2,8 @@
 
 use moeflux_compute::backend::{Backend, CompileOptions};
 use moeflux_compute::graph::{
-    Attention, ExpertSet, GraphBuilder, GroupRank, Groups, MatrixSpec, Precision, Rope, RopeStyle, Route,
-    Routing, Value, WeightId,
+    Attention, ExpertMlp, ExpertSet, GraphBuilder, GroupRank, Groups, MatrixSpec, Precision, Rope, RopeStyle,
+    Route, Routing, Value, WeightId, Weighted,
 };
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Result, Tensor};
@@ -111,6 +111,14 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     refused("swiglu: width of up: expected 6, got 8", |g, six, eight| g.swiglu(six, eight));
     refused("add: width of b: expected 8, got 6", |g, six, eight| g.add(eight, six));
     refused("gate: width left over by gates: expected 0, got 6", |g, six, eight| g.sigmoid_gate(six, eight));
+    refused("head_scale: width left over by heads: expected 0, got 2", |g, six, _| {
+        let four = vector(g, DType::F32, 4);
+        g.head_scale(six, 4, four, four)
+    });
+    refused("head_scale: slopes: expected 3, got 4", |g, six, _| {
+        let (three, four) = (vector(g, DType::F32, 3), vector(g, DType::F32, 4));
+        g.head_scale(six, 3, three, four)
+    });
     refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
     refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
     refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));
@@ -150,5 +158,16 @@ fn experts_that_do_not_fit_are_refused_while_recording() {
         let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
         let routing = routing(g, eight, 8, 2)?;
         g.moe_experts(six, routing, experts)
+    });
+    refused("moe_experts: experts that the router chooses from: expected 2, got 8", |g, _, eight| {
+        let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
+        let routing = routing(g, eight, 8, 2)?;
+        g.moe_experts(eight, routing, experts)
+    });
+    refused("moe_experts: experts that return what they take, weighted there", |g, _, eight| {
+        let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
+        let routing = routing(g, eight, 8, 2)?;
+        let mlp = ExpertMlp { identities: 6, weighted: Weighted::Input, ..ExpertMlp::default() };
+        g.moe_experts_with(eight, routing, experts, mlp)
     });
 }

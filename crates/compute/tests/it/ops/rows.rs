@@ -123,6 +123,16 @@ pub fn position_scale() -> Vec<Case> {
     scales.map(case).into()
 }
 
+pub fn head_scale() -> Vec<Case> {
+    let case = |(heads, width)| {
+        let mut r = Recorder::new(5);
+        let (x, base, slope) = (r.input(width), r.vector(heads), r.vector(heads));
+        let out = r.graph.head_scale(x, heads, base, slope).unwrap();
+        r.case(format!("{heads} heads of {width}"), out).in_pairs()
+    };
+    [(1, 1), (3, 12), (5, 320)].map(case).into()
+}
+
 /// A case of two inputs, the first of which is large.
 fn of_two(width: usize, record: impl FnOnce(&mut Recorder, Value, Value) -> Value) -> Case {
     let mut r = Recorder::new(10);

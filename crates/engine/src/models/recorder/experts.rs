@@ -193,7 +193,8 @@ impl Recorder {
     fn stack(&self, name: &str, count: usize) -> Result<Option<Vec<StoredWeight>>> {
         if let Some(whole) = self.checkpoint.weight(name)? {
             let each = (0..count).map(|e| whole.stack_element(e)).collect::<Option<Vec<_>>>();
-            let each = each.filter(|_| whole.shape[0] == count).ok_or_else(|| {
+            let all = [count, count + self.unused_experts];
+            let each = each.filter(|_| all.contains(&whole.shape[0])).ok_or_else(|| {
                 let expected = format!("shape [{count}, rows, columns]");
                 tensor_error(&self.checkpoint, &whole, &expected, format!("{:?}", whole.shape))
             });

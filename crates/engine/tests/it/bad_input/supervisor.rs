@@ -103,7 +103,15 @@ pub(crate) fn is_computed(name: &str) -> bool {
 
 /// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
 pub(crate) fn is_of_vision(name: &str) -> bool {
-    let parts = ["visual", "vision", "projector", "patch_merge_mlp", "resampler_model", "mlp.gate.weight_1"];
+    let parts = [
+        "visual",
+        "vision",
+        "projector",
+        "patch_merge_mlp",
+        "patch_merger",
+        "resampler_model",
+        "mlp.gate.weight_1",
+    ];
     parts.iter().any(|part| name.contains(part))
 }
 

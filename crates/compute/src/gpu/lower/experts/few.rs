@@ -129,9 +129,9 @@ impl Lowering<'_> {
     pub(super) fn few_experts(&self, e: &FewExperts<'_>) -> Option<FewBody> {
         let [gate_name, down_name] = self.few_encodings(e.set).filter(|_| self.is_few())?;
         let ready = e.parts[2].start();
-        // Where not all experts of a token may be there at once, their outputs are summed when all have been.
+        // Where not all experts of a token may be there at once, or are anywhere, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];
-        let summed = self.memory.experts.all_at_once(e.set, counts);
+        let summed = e.mlp.identities == 0 && self.memory.experts.all_at_once(e.set, counts);
         let [ids, _] = self.routing(e.routing);
         let outputs = (e.outputs, e.parts[2].matrix.rows);
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);

@@ -14,8 +14,8 @@ use self::place::ChosenExperts;
 use self::tensor::TensorExperts;
 use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
 use crate::gpu::arguments::{
-    BucketConstants, ExpertConstants, MoeActivateConstants, MoeCombineConstants, RouteConstants,
-    ScaleChosenConstants, TokenRouteConstants,
+    BucketConstants, ExpertConstants, IdentityConstants, MoeActivateConstants, MoeCombineConstants,
+    RouteConstants, ScaleChosenConstants, TokenRouteConstants,
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, most_blocks};
@@ -176,6 +176,13 @@ impl Lowering<'_> {
         }
         if summed {
             return;
+        }
+        if mlp.identities > 0 {
+            let experts = self.graph.expert_sets()[set.0].experts;
+            let constants = &IdentityConstants { experts, top_k, width: x.width() };
+            let buffers = [ids, self.value(x), outputs];
+            let identities = Launch { unit: "moe", kernel: "moe_identity", buffers: &buffers, constants };
+            self.run.push(identities.over([pairs, blocks(x.width()), 1], THREADS));
         }
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));

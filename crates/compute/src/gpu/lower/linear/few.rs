@@ -62,8 +62,9 @@ impl Lowering<'_> {
             Step::Linear { x, weight, precision, residual, .. } => {
                 x == out && residual != Some(out) && self.enters(weight, precision).is_some()
             }
-            Step::MoeExperts { x, experts, residual, .. } => {
-                x == out && residual != Some(out) && self.few_encodings(experts).is_some()
+            Step::MoeExperts { x, experts, residual, mlp, .. } => {
+                let reads = x == out && residual != Some(out) && mlp.identities == 0;
+                reads && self.few_encodings(experts).is_some()
             }
             _ => false,
         };
