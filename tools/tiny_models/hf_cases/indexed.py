@@ -304,7 +304,7 @@ CASES = [
     HfCase(
         "mistral_large4_basic",
         "mistral_large4",
-        321,
+        324,
         _mistral_large4(kv_source_layers=[0, 1, 1, 3]),
     ),
     # Fewer keys than tokens, by an indexer that two layers share, of both kinds; latents of both kinds shared; groups of

@@ -135,7 +135,7 @@ struct Kind {
 
 /// A whole number for each of `layers` layers under `key`, if it is there.
 fn by_layer(config: &Config<'_>, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
-    let whole = |value: &serde_json::Value| Some(value.as_u64().or(value.as_bool().map(u64::from))? as usize);
+    let whole = |value: &serde_json::Value| Some(value.as_u64()? as usize);
     let all = config.read(key, "a list of whole numbers", |v| v.as_array()?.iter().map(whole).collect())?;
     let all: Option<Vec<usize>> = all;
     match all {
@@ -304,7 +304,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             if own[layer] {
                 let rotates = attention.kinds[layer].rotates;
                 let rotation = rotates.then_some(IndexRotation { rope: attention.rotation, first: 0 });
-                let q = r.layer_norm(h, &format!("{base}.self_attn.indexer.q_input_norm"), INDEX_EPS)?;
+                let norm = format!("{base}.self_attn.indexer.q_input_norm");
+                if !r.is_outline() {
+                    r.require_bias(&norm)?;
+                }
+                let q = r.layer_norm(h, &norm, INDEX_EPS)?;
                 chosen = Some(Indexer { rotation, ..*indexer }.choose(r, layer, [h, q])?);
             }
             if chosen.is_none() {
