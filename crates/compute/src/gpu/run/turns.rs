@@ -39,6 +39,13 @@ struct Taken {
     last: u64,
 }
 
+/// Tokens a second, and when that was measured last, in batches.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    speed: f64,
+    last: u64,
+}
+
 /// Numbers of rows that are told apart.
 fn key(rows: usize) -> usize {
     if rows <= 8 { rows } else { rows.next_multiple_of(8) }
@@ -61,30 +68,39 @@ impl Turns {
 
     /// How so many sequences are divided into as many `batches` under way; `None` if one after the other is faster.
     pub(crate) fn overlap(&self, batches: usize, sequences: usize) -> Option<Overlap> {
-        let rows = self.decode_rows(Way::Overlapped, sequences.div_ceil(batches));
-        let alone = self.decode_rows(Way::Alone, sequences);
-        let overlapped = self.is_first_faster([(Way::Overlapped, rows), (Way::Alone, alone)], WAY_AGAIN);
-        overlapped.then_some(Overlap { batches, rows })
+        let each = sequences.div_ceil(batches);
+        let rows = self.decode_rows(Way::Overlapped, each);
+        let best = |way, sequences: usize| {
+            let [few, all] =
+                [sequences.min(FEW_ROWS_BESIDE_PANELS), sequences].map(|rows| self.known(way, rows));
+            few.zip(all)
+                .map(|(few, all)| Known { speed: few.speed.max(all.speed), last: few.last.max(all.last) })
+        };
+        let ways = [best(Way::Overlapped, each), best(Way::Alone, sequences)];
+        self.takes_first(ways, WAY_AGAIN).then_some(Overlap { batches, rows })
     }
 
     /// Rows of the next batch for so many sequences: all, or `few`.
     fn rows(&self, way: Way, few: usize, sequences: usize) -> usize {
-        if sequences <= few || self.is_first_faster([(way, few), (way, sequences)], AGAIN) {
+        if sequences <= few || self.takes_first([few, sequences].map(|rows| self.known(way, rows)), AGAIN) {
             return sequences.min(few);
         }
         sequences
     }
 
-    /// Whether the first of two ways makes more tokens a second with so many rows, or is to be tried.
-    fn is_first_faster(&self, ways: [(Way, usize); 2], again: u64) -> bool {
-        let known = |(way, rows)| self.of.get(&(way, key(rows))).filter(|taken| taken.count >= FIRST);
-        let (first, second) = match ways.map(known) {
+    fn known(&self, way: Way, rows: usize) -> Option<Known> {
+        let taken = self.of.get(&(way, key(rows))).filter(|taken| taken.count >= FIRST)?;
+        Some(Known { speed: rows as f64 / taken.seconds, last: taken.last })
+    }
+
+    /// Of two ways, whether the next batch is of the first: it is the faster one, or is to be tried.
+    fn takes_first(&self, ways: [Option<Known>; 2], again: u64) -> bool {
+        let (first, second) = match ways {
             [None, _] => return true,
             [_, None] => return false,
             [Some(first), Some(second)] => (first, second),
         };
-        let speed = |(_, rows): (Way, usize), taken: &Taken| rows as f64 / taken.seconds;
-        let faster = speed(ways[0], first) > speed(ways[1], second);
+        let faster = first.speed > second.speed;
         let slower = if faster { second } else { first };
         faster != (self.batches - slower.last >= again)
     }
