@@ -39,17 +39,14 @@ def divergence(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 def peer_logits(python: str, model: Path, prompts: list[list[int]]) -> list[np.ndarray]:
     """The other engine's logits (T, V) of every prompt: llama.cpp's of a file, mlx-lm's of a folder."""
-    found = []
     if model.is_dir():
         run, _ = load_model(model)
         return [np.array(run(mx.array(prompt)[None])[0].astype(mx.float32)) for prompt in prompts]
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logits.npy"
-        for prompt in prompts:
-            command = [python, PEER, "logits", model, json.dumps(prompt), out]
-            subprocess.run(command, check=True, capture_output=True)
-            found.append(np.load(out))
-    return found
+        command = [python, PEER, "logits", model, "-", out]
+        subprocess.run(command, check=True, input=json.dumps(prompts), text=True, stdout=subprocess.DEVNULL)
+        return np.split(np.load(out), np.cumsum([len(prompt) for prompt in prompts])[:-1])
 
 
 def spread(values: np.ndarray) -> tuple[float, float]:
