@@ -73,7 +73,8 @@ pub struct EngineArgs {
     /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
-    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each [default: the first]
+    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each,
+    /// of several sequences at once all [default: the first]
     #[arg(long, value_name = "NUMBERS", value_parser = parse::<Devices>, help_heading = "Engine")]
     pub devices: Option<Devices>,
     /// GPU memory to use: weights, context, scratch, and experts in the rest; of several GPUs of each, or one size for each,

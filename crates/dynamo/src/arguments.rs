@@ -25,7 +25,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = moeflux::memory::parse_size)]
     pub memory: Option<u64>,
 
-    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each [default: the first]
+    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each,
+    /// of several sequences at once all [default: the first]
     #[arg(long, value_name = "NUMBERS")]
     pub devices: Option<Devices>,
 

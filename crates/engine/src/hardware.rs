@@ -245,8 +245,9 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// The backend, and the bytes of memory that are left for the processor.
-    pub(crate) fn backend(&self) -> Result<(Box<dyn Backend>, Option<u64>)> {
+    /// The backend, and the bytes of memory that are left for the processor. For several sequences at once every one of several
+    /// GPUs has layers, since each then computes other sequences' batches.
+    pub(crate) fn backend(&self, sequences: usize) -> Result<(Box<dyn Backend>, Option<u64>)> {
         if let Some((mut found, gpus)) = self.compute.gpus(&self.devices)? {
             limit(&mut found, &self.device_memory)?;
             let unified = found.iter().any(|gpu| gpu.info.unified);
@@ -260,7 +261,8 @@ impl Hardware {
             let threads = threads(self.processor.threads)?.saturating_sub(1).max(1);
             let share = ProcessorShare { threads, part: self.processor_share };
             let processor = Some(share).filter(|_| !unified);
-            let options = GpuOptions { batch_invariant, processor, ..GpuOptions::default() };
+            let options =
+                GpuOptions { batch_invariant, processor, spread: sequences > 1, ..GpuOptions::default() };
             return Ok((gpus.backend(found, options), host));
         }
         if let Some(bytes) = self.device_memory.first() {

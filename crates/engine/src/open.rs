@@ -55,7 +55,7 @@ impl OpenOptions {
     }
 
     /// The GPUs to use; by default the first one. Layers are in a row over as few of them as hold the whole model, in their
-    /// order.
+    /// order; for several sequences over all of them, since each then computes other sequences' batches.
     pub fn devices(mut self, devices: Devices) -> Self {
         self.hardware.devices = devices;
         self
@@ -198,7 +198,7 @@ impl OpenOptions {
                 return Err(Error::Option { option, expected, got });
             }
         }
-        let (backend, memory) = self.hardware.backend()?;
+        let (backend, memory) = self.hardware.backend(self.options.sequences)?;
         let (checkpoint, own) = plan.in_memory()?;
         let reserved = self.options.reserved.saturating_add(own);
         let options = Options { memory, reserved, ..self.options.clone() };
@@ -222,7 +222,7 @@ impl OpenOptions {
     /// reads pictures.
     fn opened<T>(&self, mut open: impl FnMut(&dyn Backend, &Options) -> Result<T>) -> Result<T> {
         let mut on = |hardware: &Hardware| {
-            let (backend, memory) = hardware.backend()?;
+            let (backend, memory) = hardware.backend(self.options.sequences)?;
             open(&*backend, &Options { memory, processor: hardware.processor, ..self.options.clone() })
         };
         let any = self.options.picture_pixels.is_some() && self.hardware.compute == Compute::Auto;

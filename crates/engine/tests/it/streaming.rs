@@ -159,6 +159,11 @@ fn a_second_run_of_a_resident_model_reads_nothing() {
         let mut engine = open(&fixture.path, &BACKENDS[1], &options);
         let first = bits(&logits(&mut engine, &tokens));
         let missed = engine.take_stats().cache.misses;
+        // Its tokens choose experts only that return what they take.
+        if fixture.name == "hf/longcat_flash_zeros" {
+            assert_eq!(missed, 0);
+            continue;
+        }
         assert!(missed > 0, "{}: experts are read when they are asked for", fixture.name);
         assert_eq!(bits(&logits(&mut engine, &tokens)), first, "{}", fixture.name);
         let cache = engine.take_stats().cache;
