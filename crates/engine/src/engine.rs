@@ -35,11 +35,8 @@ use crate::{Error, Result};
 
 pub use options::Options;
 
-/// Lengths of the prompts that get a GPU ready, up to a chunk; of those from `TOKEN` on where experts come from disk, of which prompts
-/// may read all. Longer ones take other kernels than short ones, and move buffers, so that they come first; lists of kernels are
-/// recorded when they are used for the second time.
-const WARM_UP_TOKENS: [usize; 4] = [usize::MAX, 64, 1, 1];
-const TOKEN: usize = 2;
+/// Lengths of the prompts that get a GPU ready, up to a chunk. Longer ones take other kernels than short ones, and move buffers.
+const WARM_UP_PROMPTS: [usize; 2] = [usize::MAX, 64];
 
 /// Which logits an evaluation returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -316,9 +313,11 @@ impl Engine {
         self.executable.take_experts(&mut self.experts)?;
         let every_rule = Draw { temperature: 1.0, top_k: 40, top_p: 0.9, min_p: 0.1, ..Draw::default() };
         let most = self.chunk.min(self.context);
-        let first = if self.budget.needs.kept > 0 { 0 } else { TOKEN };
-        for count in &WARM_UP_TOKENS[first..] {
-            let tokens = vec![0; most.min(*count)];
+        // From disk a prompt may read all experts. Lists of kernels for a token are recorded when they are used for the second time.
+        let prompts = WARM_UP_PROMPTS.iter().filter(|_| self.budget.needs.kept > 0).copied();
+        let counts: Vec<usize> = prompts.chain([1, 1]).collect();
+        for count in counts {
+            let tokens = vec![0; most.min(count)];
             let part = Part { session: &mut self.session(), tokens: &tokens, outputs: Some(Outputs::Last) };
             let draw = &mut || vec![Some(every_rule.clone())];
             self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
