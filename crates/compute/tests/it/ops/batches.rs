@@ -8,7 +8,7 @@ use super::checks::{assert_same_bits, compile, run_all};
 use super::errors::MODES;
 use super::experts::moe_case_of;
 use super::linear::linear_case;
-use crate::support::devices::{CUDA, METAL, batch_invariant_devices, devices, is_in_part};
+use crate::support::devices::{CUDA, METAL, MakeDevice, batch_invariant_devices, devices, is_in_part};
 use crate::support::weights::{affine, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
@@ -89,25 +89,32 @@ fn wide_linear_case(dtype: DType, rows: usize, cols: usize) -> Case {
     r.case(format!("{dtype} {rows}×{cols}"), out).of("Linear").in_dtype(dtype)
 }
 
-/// Up to eight rows share large weights on CUDA. Emulated devices do not, and would take long.
+/// Up to eight rows share large weights on CUDA, and where batches have no kernels of their own a few more take those for few
+/// rows too. Emulated devices do not share, and would take long.
 #[test]
 fn few_rows_that_share_large_weights_have_the_bits_of_single_rows() {
+    few_rows_have_the_bits_of_single_rows(devices(), &[2, 3, 5, 8]);
+    few_rows_have_the_bits_of_single_rows(batch_invariant_devices(), &[2, 8, 9, 12, 14]);
+}
+
+fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, counts: &[usize]) {
     use DType::{Q4_K, Q5_K, Q6_K, Q8_0};
-    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    const MOST: usize = 14;
+    let Some((_, device)) = devices.into_iter().find(|(name, _)| *name == CUDA) else { return };
     // Rows of as many pieces as a warp has lanes, and of more.
     let linear = |dtype| [[2304, 2048], [1152, 4096]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols));
     let experts = [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640)];
     let experts = experts
         .map(|(dtype, inner)| moe_case_of(6, 2, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default()));
     for mut case in encodings().into_iter().flat_map(linear).chain(experts) {
-        case.batching = Batching::Lengths(&[8]);
+        case.batching = Batching::Lengths(&[MOST]);
         let schedule = |rows: usize| Schedule {
-            batches: (0..8_usize).step_by(rows).map(|first| vec![(0, rows.min(8 - first))]).collect(),
+            batches: (0..MOST).step_by(rows).map(|first| vec![(0, rows.min(MOST - first))]).collect(),
             stride: 1,
         };
         let mut executable = compile(&case, &device(1), MODES[1]);
         let alone = run_all(&case, &mut *executable, &schedule(1));
-        for rows in [2, 3, 5, 8] {
+        for rows in counts.iter().copied() {
             let got = run_all(&case, &mut *executable, &schedule(rows));
             assert_same_bits(&got, &alone, &format!("{}, {rows} rows", case.name));
         }

@@ -9,6 +9,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::{EARLY_UNIT, JOINT_EXPERTS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
+use crate::gpu::lower::linear::MOST_JOINT_ROWS;
 use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{ExpertMlp, ExpertSetId, Routing, Score, Value, Weighted};
@@ -26,7 +27,7 @@ const QUADS_COLUMNS: usize = 128;
 const MOST_COPIED_DOWN: usize = 56 << 10;
 
 /// Rows that read an expert's down weights once, where groups are as many: on an H100, fewer took longer.
-const JOINT_ROWS: usize = 2;
+const LEAST_JOINT_ROWS: usize = 2;
 const JOINT_GROUPS: usize = 192;
 /// As `STAGE_PAIRS` of `kernels/cuda/joint_experts.cu`.
 const STAGE_PAIRS: usize = 4;
@@ -248,7 +249,7 @@ impl Lowering<'_> {
         let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
         let stages = if down.matrix.dtype == DType::Q4_K { 3 } else { 2 };
         let taken = stages * STAGE_PAIRS * (each + entered) + pairs * WARPS * size_of::<f32>();
-        let suits = self.rows >= JOINT_ROWS
+        let suits = (LEAST_JOINT_ROWS..=MOST_JOINT_ROWS).contains(&self.rows)
             && groups >= JOINT_GROUPS
             && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)
             && taken <= MOST_JOINT_DOWN;

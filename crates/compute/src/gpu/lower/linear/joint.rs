@@ -13,6 +13,8 @@ const LEAST_COPIED_AGAIN: usize = 8 << 20;
 const LEAST_AGAIN: usize = 4 << 20;
 /// Threadgroup memory of the activations of all rows, at most.
 const MOST_ENTERED: usize = 88 << 10;
+/// As `JOINT_TOKENS` of `kernels/cuda/joint_rows.cu` and `joint_experts.cu`.
+pub(in crate::gpu::lower) const MOST_JOINT_ROWS: usize = 8;
 /// Columns of eight quads, as `quad_at` of `kernels/pieces.h` orders them.
 const QUADS_COLUMNS: usize = 128;
 
@@ -26,7 +28,8 @@ impl Lowering<'_> {
         let cols = products.first()?.0.x.width();
         let least = if copied { LEAST_COPIED_AGAIN } else { LEAST_AGAIN };
         let entered = self.rows * (cols.next_multiple_of(QUADS_COLUMNS) + cols / 4);
-        let suits = self.memory.info.copies_ahead && self.memory.info.byte_matrices;
+        let suits =
+            self.rows <= MOST_JOINT_ROWS && self.memory.info.copies_ahead && self.memory.info.byte_matrices;
         (suits && again >= least && entered <= MOST_ENTERED).then_some(entered as u32)
     }
 
