@@ -98,6 +98,8 @@ mod emulator {
         let mut build = cc::Build::new();
         build.cpp(true).std(std).include(KERNELS).flag("-ffp-contract=off");
         build.opt_level(2).warnings(false).debug(false);
+        // What each thread of the machine has is loaded with the program: no call to find it.
+        build.flag_if_supported("-ftls-model=initial-exec");
         build
     }
 

@@ -49,8 +49,8 @@ __thread uint8_t ahead[256];
 
 namespace {
 
-// Why a thread stopped.
-enum class State { Running, Barrier, Lanes, Done };
+// What a thread is at, or is waiting for if it is not its turn: lane operations leave it at Running.
+enum class State { Running, Barrier, Done };
 
 // Not a power of two: stacks whose tops are a multiple of one apart share a few lines of the cache.
 const size_t STACK_BYTES = (64 << 10) + 9 * 64;
@@ -64,7 +64,6 @@ struct Fibre {
     const char* file;
     int line;
     uint arrays;
-    uint exchanges;
 };
 
 struct Warp {
@@ -72,9 +71,12 @@ struct Warp {
     float sums[2];
     float matrices[2][2][64];
     uint32_t shares[2][32][6];
-    uint waiting;
-    // A bit for each lane that can run.
+    // Lanes that wait in a lane operation, and which of two sets of values that has: a lane can be one operation ahead of
+    // another, never two.
+    uint waiting, set;
+    // A bit for each lane that can run, and the lane whose turn comes first.
     uint32_t ready;
+    uint first;
 };
 
 struct Array {
@@ -147,6 +149,7 @@ void all_ready(Machine& m) {
     m.ready.clear();
     for (uint i = 0; i < m.warps.size(); ++i) {
         m.warps[i].ready = ~0u;
+        m.warps[i].first = m.below(32);
         m.ready.push_back(i);
     }
     next_warp(m);
@@ -156,67 +159,74 @@ void all_ready(Machine& m) {
 void release_group(Machine& m) {
     const Fibre& head = m.fibres[0];
     for (uint i = 0; i < m.threads; ++i) {
-        const Fibre& fibre = m.fibres[i];
+        Fibre& fibre = m.fibres[i];
         if (fibre.state != State::Barrier || fibre.line != head.line || fibre.file != head.file) {
             now.thread = i;
             return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
                         fibre.file ? fibre.file : "the end", fibre.line);
         }
     }
+    for (Fibre& fibre : m.fibres) fibre.state = State::Running;
     all_ready(m);
 }
 
-// Files why a thread stops, and lets those go on that waited for it.
-void stopped(Machine& m, uint thread, State state) {
-    m.fibres[thread].state = state;
-    if (state == State::Lanes) {
-        Warp& warp = m.warps[thread / 32];
-        if (++warp.waiting == 32) {
-            warp.waiting = 0;
-            warp.ready = ~0u;
-        }
-    } else if (state == State::Done) {
-        ++m.done;
-    } else if (++m.waiting == m.threads) {
-        m.waiting = 0;
-        ++now.epoch;
-        release_group(m);
-    }
+// Gives the turn to a lane of the warp, at random the first of a round and then in their order, and returns its stack.
+inline void* next_lane(Machine& m, Warp& warp) {
+    const uint32_t turned = warp.ready >> warp.first | warp.ready << ((32 - warp.first) % 32);
+    const uint lane = (warp.first + (uint)__builtin_ctz(turned)) % 32;
+    warp.ready &= ~(1u << lane);
+    now.thread = m.warp * 32 + lane;
+    return m.fibres[now.thread].stack_pointer;
 }
 
 // The stack of the thread that runs next, any of the running warp that can, else any of another warp; the scheduler's where
 // none can or one has failed. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
 // do to each other is found by its marks, whoever comes first. One that waits for another in a loop loses its turn.
-void* next_stack(Machine& m) {
-    if (m.failed) return m.scheduler;
+inline void* next_stack(Machine& m) {
     const bool goes_on = m.warps[m.warp].ready;
     if (!goes_on || ++m.turns == MOST_TURNS) {
         if (goes_on) m.ready.push_back(m.warp);
         if (m.ready.empty()) return m.scheduler;
         next_warp(m);
     }
-    Warp& warp = m.warps[m.warp];
-    const uint first = m.below(32);
-    const uint32_t turned = warp.ready >> first | warp.ready << ((32 - first) % 32);
-    const uint lane = (first + (uint)__builtin_ctz(turned)) % 32;
-    warp.ready &= ~(1u << lane);
-    now.thread = m.warp * 32 + lane;
-    return m.fibres[now.thread].stack_pointer;
+    return next_lane(m, m.warps[m.warp]);
 }
 
-// Stops the running thread and goes on with the next one, straight from stack to stack.
-void yield(State state) {
+// Stops the running thread, which waits for the other lanes of its warp, and goes on with the next one, straight from stack
+// to stack.
+inline void wait_for_lanes(Machine& m, Warp& warp) {
+    const uint self = now.thread;
+    if (++warp.waiting == 32) {
+        warp.waiting = 0;
+        warp.set ^= 1;
+        warp.ready = ~0u;
+        warp.first = m.below(32);
+    }
+    void* next = next_stack(m);
+    if (now.thread == self && next != m.scheduler) return;
+    moeflux_fibre_switch(&m.fibres[self].stack_pointer, next);
+}
+
+// The same for a thread that waits at a barrier or has ended; lets those go on that waited for it.
+void stop(State state) {
     Machine& m = *machine;
     const uint self = now.thread;
-    stopped(m, self, state);
-    void* next = next_stack(m);
+    m.fibres[self].state = state;
+    if (state == State::Done) {
+        ++m.done;
+    } else if (++m.waiting == m.threads) {
+        m.waiting = 0;
+        ++now.epoch;
+        release_group(m);
+    }
+    void* next = m.failed ? m.scheduler : next_stack(m);
     if (now.thread == self && next != m.scheduler) return;
     moeflux_fibre_switch(&m.fibres[self].stack_pointer, next);
 }
 
 // Ends the running fibre, wherever it is: kernels own nothing that would have to be given back.
 [[noreturn]] void leave() {
-    yield(State::Done);
+    stop(State::Done);
     __builtin_trap();
 }
 
@@ -240,13 +250,13 @@ void start(uint index) {
     memset(stack, 0, SAVED * sizeof(void*));
     stack[11] = (void*)fibre_main;
 #endif
-    fibre = Fibre{stack, State::Running, nullptr, 0, 0, 0};
+    fibre = Fibre{stack, State::Running, nullptr, 0, 0};
 }
 
 void run_group() {
     Machine& m = *machine;
     m.waiting = m.done = 0;
-    for (Warp& warp : m.warps) warp.waiting = 0;
+    for (Warp& warp : m.warps) warp.waiting = 0, warp.set = 0;
     for (uint i = 0; i < m.threads; ++i) start(i);
     all_ready(m);
     // Comes back when no thread can run.
@@ -317,24 +327,24 @@ void wait_for_group(const char* file, int line) {
     Fibre& fibre = machine->fibres[now.thread];
     fibre.file = file;
     fibre.line = line;
-    yield(State::Barrier);
+    stop(State::Barrier);
 }
 
 uint32_t exchange(uint32_t value, uint lane) {
-    const uint self = now.thread;
-    // Two sets of values in turn: a lane can be one operation ahead of another, never two.
-    uint32_t* values = machine->warps[self / 32].values[machine->fibres[self].exchanges++ % 2];
-    values[self % 32] = value;
-    yield(State::Lanes);
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    uint32_t* values = warp.values[warp.set];
+    values[now.thread % 32] = value;
+    wait_for_lanes(m, warp);
     if (lane >= 32) fail("a lane operation names lane %u", lane);
     return values[lane];
 }
 
 float sum_of_lanes(float value) {
-    const uint self = now.thread;
-    Warp& warp = machine->warps[self / 32];
-    const uint set = machine->fibres[self].exchanges++ % 2;
-    memcpy(warp.values[set] + self % 32, &value, 4);
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    const uint set = warp.set;
+    memcpy(warp.values[set] + now.thread % 32, &value, 4);
     // The last lane to come adds up for all.
     if (warp.waiting == 31) {
         float sums[32];
@@ -343,19 +353,21 @@ float sum_of_lanes(float value) {
             for (uint i = 0; i < half; ++i) sums[i] += sums[i + half];
         warp.sums[set] = sums[0];
     }
-    yield(State::Lanes);
+    wait_for_lanes(m, warp);
     return warp.sums[set];
 }
 
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum) {
-    const uint self = now.thread, lane = self % 32, row = lane / 4;
-    float(*matrices)[64] = machine->warps[self / 32].matrices[machine->fibres[self].exchanges++ % 2];
+    const uint lane = now.thread % 32, row = lane / 4;
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    float(*matrices)[64] = warp.matrices[warp.set];
     for (uint i = 0; i < 2; ++i) {
         matrices[0][2 * lane + i] = a[i];
         matrices[1][2 * lane + i] = b[i];
     }
     float result[2] = {sum[0], sum[1]};
-    yield(State::Lanes);
+    wait_for_lanes(m, warp);
     for (uint i = 0; i < 2; ++i) {
         for (uint k = 0; k < 8; ++k) result[i] += matrices[0][8 * row + k] * matrices[1][8 * k + lane % 4 * 2 + i];
         to[i] = result[i];
@@ -363,11 +375,13 @@ void multiply_accumulate(float* to, const float* a, const float* b, const float*
 }
 
 void multiply_bytes(int* to, const uint* a, const uint* b, uint halves) {
-    const uint self = now.thread, lane = self % 32, g = lane / 4, t = lane % 4;
-    uint32_t(*shares)[6] = machine->warps[self / 32].shares[machine->fibres[self].exchanges++ % 2];
+    const uint lane = now.thread % 32, g = lane / 4, t = lane % 4;
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    uint32_t(*shares)[6] = warp.shares[warp.set];
     for (uint i = 0; i < 2 * halves; ++i) shares[lane][i] = a[i];
     for (uint i = 0; i < halves; ++i) shares[lane][4 + i] = b[i];
-    yield(State::Lanes);
+    wait_for_lanes(m, warp);
     for (uint i = 0; i < 4; ++i) {
         const uint row = 4 * g, column = 4 * (2 * t + i % 2);
         for (uint half = 0; half < halves; ++half)
@@ -403,31 +417,31 @@ bool within(const Memory& memory, const uint8_t* address) {
     return address >= memory.data && address < memory.data + memory.bytes;
 }
 
+// Whose memory an address is, as `memory_of`, where it is not that of the last access.
+__attribute__((noinline)) Memory* find_memory(Machine& m, const uint8_t* address, uint64_t size, bool write) {
+    if (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size()) return nullptr;
+    for (Array* array : m.arrays) {
+        if (within(array->memory, address)) return m.last = &array->memory;
+    }
+    for (Memory* buffer : m.buffers) {
+        if (within(*buffer, address)) return m.last = buffer;
+    }
+    // The one before it says most about what went wrong.
+    const Memory* before = nullptr;
+    for (Memory* buffer : m.buffers) if (buffer->data <= address && (!before || buffer->data > before->data)) before = buffer;
+    if (before) fail_access(*before, (uint64_t)(address - before->data), size, write);
+    fail("%s of %llu bytes outside of all buffers", write ? "write" : "read", (unsigned long long)size);
+}
+
 // Whose memory an address is; null for the threads' own, and while nothing runs.
-Memory* memory_of(const uint8_t* address, uint64_t size, bool write) {
-    if (!machine) return nullptr;
+inline Memory* memory_of(const uint8_t* address, uint64_t size, bool write) {
+    if (!machine || !machine->running) return nullptr;
     Machine& m = *machine;
-    if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return nullptr;
-    Memory* memory = m.last && within(*m.last, address) ? m.last : nullptr;
-    for (size_t i = 0; !memory && i < m.arrays.size(); ++i) {
-        if (within(m.arrays[i]->memory, address)) memory = &m.arrays[i]->memory;
-    }
-    for (size_t i = 0; !memory && i < m.buffers.size(); ++i) {
-        if (within(*m.buffers[i], address)) memory = m.buffers[i];
-    }
-    m.last = memory;
-    if (!memory) {
-        // The one before it says most about what went wrong.
-        const Memory* before = nullptr;
-        for (Memory* buffer : m.buffers) if (buffer->data <= address && (!before || buffer->data > before->data)) before = buffer;
-        if (before) fail_access(*before, (uint64_t)(address - before->data), size, write);
-        fail("%s of %llu bytes outside of all buffers", write ? "write" : "read", (unsigned long long)size);
-    }
-    return memory;
+    return m.last && within(*m.last, address) ? m.last : find_memory(m, address, size, write);
 }
 
 // An access through a plain pointer.
-void access(const void* pointer, uint64_t size, bool write, bool aligned) {
+inline void access(const void* pointer, uint64_t size, bool write, bool aligned) {
     const uint8_t* address = (const uint8_t*)pointer;
     Memory* const memory = memory_of(address, size, write);
     if (!memory) return;
