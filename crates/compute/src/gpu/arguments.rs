@@ -495,7 +495,14 @@ arguments! {
 
     ["cuda/enter_experts.cu" EnterExpertsConstants]
     /// Of `enter_experts`.
-    EnterExpertsConstants { cols: usize, norm: NormConstants, sort: TensorSortConstants }
+    EnterExpertsConstants {
+        cols: usize,
+        norm: NormConstants,
+        sort: TensorSortConstants,
+        routes: bool,
+        early: bool,
+        route: RouteConstants,
+    }
 
     ["cuda/products.cu" ProductsConstants]
     /// Of `panel_products_…`.

@@ -96,6 +96,8 @@ pub(super) struct Lowering<'a> {
     pub(super) norms: HashMap<Value, DeferredNorm>,
     /// Choices that the experts make.
     pub(super) choices: HashMap<Routing, DeferredRoute>,
+    /// The choice that was queued last.
+    pub(super) routed: Option<(Routing, DeferredRoute)>,
     /// Products that others of their input may join.
     pub(super) waiting: Vec<Product>,
     /// The products right before.
@@ -176,6 +178,7 @@ impl<'a> Lowering<'a> {
             entered: None,
             norms: HashMap::new(),
             choices: HashMap::new(),
+            routed: None,
             waiting: vec![],
             siblings: Siblings::default(),
         }
@@ -200,6 +203,12 @@ impl<'a> Lowering<'a> {
     /// An optional vector, and what stands in for it.
     pub(super) fn optional(&self, id: Option<WeightId>) -> Slice {
         id.map_or(self.input(0), |id| self.vector(id))
+    }
+
+    /// Dispatches that run beside the last one, with that.
+    pub(super) fn last_group(&self) -> &[Dispatch] {
+        let first = self.run.iter().rposition(|dispatch| dispatch.order == Order::After).unwrap_or(0);
+        &self.run[first..]
     }
 
     pub(super) fn input(&self, offset: usize) -> Slice {

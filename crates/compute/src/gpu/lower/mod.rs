@@ -99,6 +99,7 @@ impl Lowering<'_> {
                     return;
                 }
                 let routed = self.route(&choice, routing);
+                self.routed = scales.is_none().then_some((routing, choice));
                 match scales {
                     None => routed,
                     Some(scales) => {

@@ -8,7 +8,8 @@ use crate::gpu::memory::FEW_ROWS_BESIDE_PANELS;
 
 /// Measurements before batches of so many rows are judged; the first ones are recorded and find caches cold.
 const FIRST: u32 = 4;
-/// Batches after which what was slower is tried again.
+/// Batches after which what was hardly slower is tried again. What was n times slower is after n² times as many: it costs more to try,
+/// and is less likely to have become faster.
 const AGAIN: u64 = 64;
 /// The same for batches one after the other where they overlap, and the other way round: devices run empty for that.
 const WAY_AGAIN: u64 = 512;
@@ -77,12 +78,13 @@ impl Turns {
                 .map(|(few, all)| Known { speed: few.speed.max(all.speed), last: few.last.max(all.last) })
         };
         let ways = [best(Way::Overlapped, each), best(Way::Alone, sequences)];
-        self.takes_first(ways, WAY_AGAIN).then_some(Overlap { batches, rows })
+        self.takes_first(ways, |_| WAY_AGAIN).then_some(Overlap { batches, rows })
     }
 
     /// Rows of the next batch for so many sequences: all, or `few`.
     fn rows(&self, way: Way, few: usize, sequences: usize) -> usize {
-        if sequences <= few || self.takes_first([few, sequences].map(|rows| self.known(way, rows)), AGAIN) {
+        let again = |ratio: f64| (AGAIN as f64 * ratio * ratio) as u64;
+        if sequences <= few || self.takes_first([few, sequences].map(|rows| self.known(way, rows)), again) {
             return sequences.min(few);
         }
         sequences
@@ -93,16 +95,17 @@ impl Turns {
         Some(Known { speed: rows as f64 / taken.seconds, last: taken.last })
     }
 
-    /// Of two ways, whether the next batch is of the first: it is the faster one, or is to be tried.
-    fn takes_first(&self, ways: [Option<Known>; 2], again: u64) -> bool {
+    /// Of two ways, whether the next batch is of the first: it is the faster one, or is to be tried, which `again` says by how many
+    /// times slower it is.
+    fn takes_first(&self, ways: [Option<Known>; 2], again: impl Fn(f64) -> u64) -> bool {
         let (first, second) = match ways {
             [None, _] => return true,
             [_, None] => return false,
             [Some(first), Some(second)] => (first, second),
         };
         let faster = first.speed > second.speed;
-        let slower = if faster { second } else { first };
-        faster != (self.batches - slower.last >= again)
+        let (faster_one, slower) = if faster { (first, second) } else { (second, first) };
+        faster != (self.batches - slower.last >= again(faster_one.speed / slower.speed))
     }
 }
 
@@ -131,6 +134,14 @@ mod tests {
         assert!(by_turns[&8] > 950 && by_turns[&9] > 0, "{by_turns:?}");
         let together = chosen(64, |rows| if rows <= 8 { 40 } else { 120 });
         assert!(together[&64] > 950 && together[&8] > 0, "{together:?}");
+    }
+
+    #[test]
+    fn what_is_much_slower_is_seldom_tried() {
+        let few = |slow: u64| chosen(64, |rows| if rows <= 8 { slow } else { 80 })[&8];
+        // 1.3 and 4 times slower.
+        let [near, far] = [13, 40].map(few);
+        assert!((9..=16).contains(&near) && far == 1, "{near} {far}");
     }
 
     #[test]

@@ -24,7 +24,8 @@ const u32 ABSENT = 0xffffffffu;
 // Sorts pairs by expert, ids (pairs) → list, without those of absent experts, and cuts each expert's into tiles of
 // about equal size. In what order an expert's pairs come is left open: no result depends on it. One block of 1024
 // threads; experts ≤ 1024.
-DEVICE void sort_pairs(const u32* table, const u32* ids, u32* list, Tile* tiles, const SortConstants& c) {
+template <class Id>
+DEVICE void sort_pairs(const u32* table, const Id* ids, u32* list, Tile* tiles, const SortConstants& c) {
     __shared__ u32 counts[1024], next[1024], warp_pairs[32], warp_tiles[32];
     const u32 expert = threadIdx.x, lane = expert & 31, warp = expert >> 5;
     counts[expert] = 0;

@@ -34,6 +34,16 @@ const STAGE_PAIRS: usize = 4;
 /// Threadgroup memory for its stages, at most: two groups find room.
 const MOST_JOINT_DOWN: usize = 60 << 10;
 
+/// Whether `warp_choose` of `kernels/routing.h` makes a choice.
+pub(super) fn by_warp(choice: &DeferredRoute) -> bool {
+    let DeferredRoute { bias, route, .. } = *choice;
+    matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
+        && bias.is_none()
+        && route.groups.is_none()
+        && route.experts <= WARP_EXPERTS
+        && route.top_k <= WARP_CHOSEN
+}
+
 /// Routed experts with their sum.
 pub(super) struct FewExperts<'a> {
     pub(super) x: Value,
@@ -108,12 +118,7 @@ impl Lowering<'_> {
     /// Bytes of eight rows of down weights, and of a pair's activations, if the kernels suit them whose groups choose by
     /// themselves and copy their down weights.
     fn copied(&self, choice: &DeferredRoute, down: &ExpertMatrix) -> Option<[usize; 2]> {
-        let DeferredRoute { bias, route, .. } = *choice;
-        let by_logits = matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
-            && bias.is_none()
-            && route.groups.is_none()
-            && route.experts <= WARP_EXPERTS
-            && route.top_k <= WARP_CHOSEN;
+        let by_logits = by_warp(choice);
         let encoded = kernel_name(down.matrix.dtype, FastPath::Early).is_some();
         let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
         // Bytes of a pair's activations, whose quads stay within eight of them, and their scales.

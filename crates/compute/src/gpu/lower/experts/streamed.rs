@@ -1,24 +1,28 @@
 //! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
 
-use super::few::FewExperts;
+use super::few::{FewExperts, by_warp};
 use super::ring::{MOST_WARPS, PANELS, Ring};
 use crate::DType;
 use crate::gpu::arguments::{
-    ActivationConstants, EnterExpertsConstants, StreamDownConstants, StreamGateUpConstants,
+    ActivationConstants, EnterExpertsConstants, RouteConstants, StreamDownConstants, StreamGateUpConstants,
     TensorGateUpConstants, TensorSortConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::kernels::{ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT};
-use crate::gpu::lower::context::{Launch, Lowering};
+use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering};
 use crate::gpu::memory::{
     ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
 };
-use crate::graph::{Activation, MatrixSpec, Weighted};
+use crate::graph::{Activation, MatrixSpec, Routing, Weighted};
 
 /// Rows up to which these kernels are faster than others.
 const MOST_ROWS: usize = 256;
 /// Warps of a group up to which a thread has more registers.
 const FEW_WARPS: usize = 6;
+/// Rows up to which a group that sorts chooses for all of them sooner than another dispatch, measured on an H100: a warp has one.
+const MOST_CHOOSING: usize = 32;
+/// `MOST_PAIRS` of `kernels/cuda/enter_experts.cu`.
+const MOST_CHOSEN: usize = 8192;
 /// Columns of a warp.
 const COLUMNS: usize = 256;
 /// Bytes of a warp's sums, two of each panel, and of its activations' of Q6_K, for every token.
@@ -40,6 +44,21 @@ fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Opti
 }
 
 impl Lowering<'_> {
+    /// The choice that was queued right before, which is then left to the experts, if their kernel can make it.
+    fn take_choice(&mut self, routing: Routing) -> Option<DeferredRoute> {
+        let (_, choice) = self.routed.take().filter(|(of, choice)| *of == routing && by_warp(choice))?;
+        let ids = self.routing(routing)[0];
+        let queued = self.run.last().is_some_and(|last| last.kernel == "route" && last.buffers[2] == ids);
+        let suits = queued
+            && self.memory.experts.resident()
+            && self.rows <= MOST_CHOOSING
+            && self.rows * routing.top_k() <= MOST_CHOSEN;
+        suits.then(|| {
+            self.run.pop();
+            choice
+        })
+    }
+
     /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
     pub(super) fn streamed_experts(&mut self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
         let scratch = self.panel_scratch().filter(|_| self.memory.info.copies_ahead)?;
@@ -73,11 +92,21 @@ impl Lowering<'_> {
 
         let sort = TensorSortConstants { pairs, experts, tiles: most, tokens, align: PANEL_TOKENS, places };
         let (from, norm) = self.entering(e.x);
+        let choice = self.take_choice(e.routing);
+        let logits = choice.map_or(self.input(0), |choice| self.value(choice.logits));
+        let route = choice.map(|choice| RouteConstants::new(&choice.route, false)).unwrap_or_default();
+        // The router's product reads x itself, and nothing that is made of it here.
+        let early = match self.last_group() {
+            [router] => router.kernel.starts_with("batch_plain") && router.buffers.last() != Some(&from),
+            _ => false,
+        };
         let norm_weight = norm.map_or(self.input(0), |norm| self.vector(norm.weight));
         // Tokens row by row come after their blocks, in memory for rows of all places.
         let plain = x.at(2 * block_rows * e.x.width());
-        let buffers = [from, norm_weight, table, ids, x, plain, scale, list, tiles];
-        let constants = &EnterExpertsConstants { cols: e.x.width(), norm: norm.into(), sort };
+        let buffers = [from, norm_weight, table, ids, x, plain, scale, list, tiles, logits, weights];
+        let routes = choice.is_some();
+        let constants =
+            &EnterExpertsConstants { cols: e.x.width(), norm: norm.into(), sort, routes, early, route };
         let enter =
             Launch { unit: ENTER_EXPERTS_UNIT, kernel: "enter_experts", buffers: &buffers, constants };
         let mut body = vec![enter.over([self.rows + 1, 1, 1], 1024)];

@@ -164,16 +164,22 @@ impl Lowering<'_> {
         self.run.extend(blocks);
         let name =
             |p: &Product| encoding(self.weight(p.weight).matrix.dtype).expect("weights that take bytes");
-        let mut list: Vec<Dispatch> = vec![];
+        let mut list: Vec<(bool, Dispatch)> = vec![];
         for (i, own) in waiting.iter().map(name).enumerate() {
             if waiting[..i].iter().any(|p| name(p) == own) {
                 continue;
             }
             let same: Vec<&Product> = waiting.iter().filter(|p| name(p) == own).collect();
-            let order = if list.is_empty() { Order::After } else { Order::Beside };
-            list.push(Dispatch { order, ..self.panel_product(&same, own, scratch) });
+            list.push((
+                is_large(self.weight(same[0].weight).matrix.dtype),
+                self.panel_product(&same, own, scratch),
+            ));
         }
-        self.run.append(&mut list);
+        // Blocks that take most of a multiprocessor's registers would wait for one that all others have left.
+        list.sort_by_key(|(large, _)| !large);
+        let orders = std::iter::once(Order::After).chain(std::iter::repeat(Order::Beside));
+        let list = list.into_iter().zip(orders).map(|((_, dispatch), order)| Dispatch { order, ..dispatch });
+        self.run.extend(list);
     }
 
     fn panel_product(&self, products: &[&Product], name: &str, scratch: PanelScratch) -> Dispatch {
