@@ -473,7 +473,8 @@ def read_mlx(model: torch.nn.Module, folder: Path, centred_norms: bool) -> int:
             own = name_of(name)
             if own.endswith((".experts.gate_up_proj", ".experts.down_proj")):
                 made = experts(own)
-                parameter.copy_(made if made.shape == parameter.shape else made.transpose(1, 2))
+                # Llama 4's have rows as columns.
+                parameter.copy_(made.transpose(1, 2) if ".feed_forward." in own else made)
                 continue
             if own not in stored:
                 if any(parameter is other for other in model.parameters()):
