@@ -77,6 +77,7 @@ ARCTIC = COMMON | dict(
     use_residual=True,
     parallel_attn_mlp_res=True,
 )
+del ARCTIC["moe_intermediate_size"]
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     # As published.
     ("deepseek_basic", 1, DEEPSEEK),
@@ -173,12 +174,12 @@ def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.nd
     return found
 
 
-def golden(folder: Path, config: dict[str, Any], rng: np.random.Generator) -> None:
+def golden(folder: Path, config: dict[str, Any], rng: np.random.Generator, count: int = N_TOKENS) -> None:
     """Adds tokens i32 (T,) and logits f32 (T, V)."""
     model, _ = load_model(folder)
     # Scales and biases as they are, computing in float32.
     model.update(tree_map_with_path(lambda _, a: a if a.dtype == mx.uint32 else a.astype(mx.float32), model.parameters()))
-    tokens = rng.integers(0, config["vocab_size"], N_TOKENS).astype(np.int32)
+    tokens = rng.integers(0, config["vocab_size"], count).astype(np.int32)
     logits = np.array(model(mx.array(tokens)[None])[0].astype(mx.float32))
     save_file({"tokens": tokens, "logits": logits}, folder / "golden.safetensors")
 
@@ -209,7 +210,7 @@ def quantise(folder: Path, seed: int, config: dict[str, Any]) -> None:
     for file in folder.iterdir():
         if file.name not in KEPT:
             file.unlink()
-    golden(folder, config, rng)
+    golden(folder, config, rng, 40)
 
 
 def drawn(seed: int) -> dict[str, Any]:
