@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes a tiny random vision model with pictures, and golden logits of it.
 
-    python tools/make_picture_goldens.py FAMILY OUT [--llama-cpp SOURCE]
+    python tools/make_picture_goldens.py FAMILY OUT [--llama-cpp SOURCE | --mlx]
 
 FAMILY is qwen3_vl_moe, qwen3_5_moe, gemma4 or llama4. The folder OUT/FAMILY gets the model as published ones are (config, weights, tokenizer,
 chat template, image processor) and golden.safetensors: `tokens` i32 (T,) of a conversation that shows the pictures, with the
@@ -11,11 +11,16 @@ in float32 from what its own processor makes of the pictures. Metadata has the c
 OUT gets the pictures as PNG files, the same for all families. Their sizes are chosen so that one is kept, one enlarged and one
 reduced.
 
-With llama.cpp's source tree, its converter makes OUT/FAMILY_gguf: model.gguf, and of what reads pictures mmproj-bf16.gguf and
-mmproj-q8_0.gguf.
+With llama.cpp's source tree, its converter makes OUT/FAMILY_gguf: model.gguf, and of what reads pictures mmproj-bf16.gguf and, of
+qwen3_vl_moe, mmproj-q8_0.gguf. Of qwen3_5_moe it makes none.
+
+With --mlx there is OUT/FAMILY_mlx instead: a model whose rows are long enough, quantised to 4 bits by mlx-vlm (a package to be
+installed, or in PYTHONPATH), of qwen3_vl_moe the tower too, with the golden of what mlx dequantises.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -75,6 +80,9 @@ TEXT = dict(
     max_position_embeddings=1024,
     bos_token_id=None,
 )
+# What is wider where groups of 32 are to be quantised.
+WIDE = dict(hidden_size=32, moe_intermediate_size=32)
+
 TOWER = dict(
     depth=3,
     hidden_size=16,
@@ -88,10 +96,16 @@ TOWER = dict(
 )
 
 
+def tower_width(text: dict) -> dict:
+    """Of towers for models that are to be quantised."""
+    wide = text["hidden_size"] == WIDE["hidden_size"]
+    return dict(hidden_size=32, intermediate_size=32, out_hidden_size=32) if wide else {}
+
+
 def qwen3_vl_moe(common: dict, text: dict) -> Qwen3VLMoeConfig:
     rope = {"rope_type": "default", "rope_theta": 3000.0, "mrope_section": [3, 3, 2]}
     own = dict(intermediate_size=28, num_hidden_layers=2, head_dim=16, rope_parameters=rope)
-    tower = TOWER | dict(deepstack_visual_indexes=[0, 2])
+    tower = TOWER | tower_width(text) | dict(deepstack_visual_indexes=[0, 2])
     return Qwen3VLMoeConfig(text_config=text | own, vision_config=tower, **common)
 
 
@@ -109,7 +123,7 @@ def qwen3_5_moe(common: dict, text: dict) -> Qwen3_5MoeConfig:
         linear_num_value_heads=4,
         linear_value_head_dim=8,
     )
-    return Qwen3_5MoeConfig(text_config=text | own, vision_config=TOWER, **common)
+    return Qwen3_5MoeConfig(text_config=text | own, vision_config=TOWER | tower_width(text), **common)
 
 
 def gemma4(common: dict, text: dict) -> Gemma4Config:
@@ -148,6 +162,7 @@ def gemma4(common: dict, text: dict) -> Gemma4Config:
         use_clipped_linears=True,
         rope_parameters={"rope_type": "axial", "rope_theta": 50.0},
     )
+    tower |= {key: width for key, width in tower_width(text).items() if key != "out_hidden_size"}
     special = dict(image_token_id=ids["<|image|>"], boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"])
     return Gemma4Config(text_config=own, vision_config=tower, audio_config=None, tie_word_embeddings=True, **special)
 
@@ -179,6 +194,10 @@ def llama4(common: dict, text: dict) -> Llama4Config:
         projector_output_dim=20,
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},
     )
+    if tower_width(text):
+        own |= dict(intermediate_size=32, intermediate_size_mlp=32)
+        tower |= dict(hidden_size=32, intermediate_size=128, vision_output_dim=32)
+        tower |= dict(projector_input_dim=32, projector_output_dim=32)
     special = dict(
         image_token_index=ids["<|patch|>"],
         boi_token_index=ids["<|image_start|>"],
@@ -240,11 +259,18 @@ class Family:
     undivided: bool = False
     # Whether published files have the matrices of experts with columns as rows, which the converter expects.
     published_columns: bool = False
+    # Whether there are files with a quantised tower too.
+    quantised_tower: bool = False
 
 
 FAMILIES = {
     "qwen3_vl_moe": Family(
-        qwen3_vl_moe, Qwen3VLMoeForConditionalGeneration, qwen_processor, expand_qwen, published_columns=True
+        qwen3_vl_moe,
+        Qwen3VLMoeForConditionalGeneration,
+        qwen_processor,
+        expand_qwen,
+        published_columns=True,
+        quantised_tower=True,
     ),
     "qwen3_5_moe": Family(
         qwen3_5_moe, Qwen3_5MoeForConditionalGeneration, qwen_processor, expand_qwen, centred_norms=True
@@ -288,8 +314,8 @@ def tokenizer(family: Family) -> PreTrainedTokenizerFast:
     )
 
 
-def config(family: Family, ids: dict[str, int]) -> transformers.PreTrainedConfig:
-    text = TEXT | dict(vocab_size=len(ids) + 256, eos_token_id=ids["<|im_end|>"])
+def config(family: Family, ids: dict[str, int], wide: bool) -> transformers.PreTrainedConfig:
+    text = TEXT | (WIDE if wide else {}) | dict(vocab_size=len(ids) + 256, eos_token_id=ids["<|im_end|>"])
     if "<|image_pad|>" not in ids:
         return family.config(dict(ids=ids), text)
     common = dict(
@@ -337,21 +363,28 @@ def pictures(folder: Path) -> list[Image.Image]:
     return made
 
 
+def exchange_rows(file: Path) -> None:
+    """Rows of experts' matrices become columns."""
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if ".mlp.experts." in name:
+            weights[name] = weight.transpose(1, 2).contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+
+
 def convert(llama_cpp: Path, folder: Path, family: Family) -> None:
     """The GGUF files of the model in `folder`."""
     out = folder.with_name(f"{folder.name}_gguf")
     out.mkdir(exist_ok=True)
-    files = {"bf16": "model.gguf", "bf16,mmproj": "mmproj-bf16.gguf", "q8_0,mmproj": "mmproj-q8_0.gguf"}
+    files = {"bf16": "model.gguf", "bf16,mmproj": "mmproj-bf16.gguf"}
+    if family.quantised_tower:
+        files["q8_0,mmproj"] = "mmproj-q8_0.gguf"
     with tempfile.TemporaryDirectory() as around:
         published = Path(around) / folder.name
         shutil.copytree(folder, published)
         (published / "golden.safetensors").unlink()
         if family.published_columns:
-            weights = load_file(folder / "model.safetensors")
-            for name, weight in weights.items():
-                if ".mlp.experts." in name:
-                    weights[name] = weight.transpose(1, 2).contiguous()
-            save_file(weights, published / "model.safetensors", metadata={"format": "pt"})
+            exchange_rows(published / "model.safetensors")
         for kind, name in files.items():
             command = [sys.executable, CONVERT, llama_cpp, kind, published, out / name]
             said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -359,27 +392,147 @@ def convert(llama_cpp: Path, folder: Path, family: Family) -> None:
                 raise ValueError(said)
 
 
+def tower_too(path: str, module: object) -> bool:
+    """Quantises what mlx-vlm would and, as its earlier versions did, the tower."""
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+
+def convert_to_mlx(folder: Path, out: Path, family: Family) -> None:
+    """What mlx-vlm makes of the model in `folder`, in 4 bits."""
+    from mlx_vlm.convert import convert as quantise
+
+    with tempfile.TemporaryDirectory() as around:
+        published = Path(around) / folder.name
+        shutil.copytree(folder, published)
+        if family.published_columns:
+            exchange_rows(published / "model.safetensors")
+        kept = json.loads((folder / "config.json").read_text())
+        text, vision = kept["text_config"], kept["vision_config"]
+        # Keys as published configurations have them.
+        for section in (text, vision):
+            rope = section.get("rope_parameters") or {}
+            if "rope_theta" in rope:
+                section["rope_theta"] = rope["rope_theta"]
+        if "mrope_section" in text["rope_parameters"]:
+            vision["model_type"] = kept["model_type"]
+            if kept["model_type"] == "qwen3_vl_moe":
+                text["rope_scaling"] = text["rope_parameters"] | {"mrope_interleaved": True}
+                text["num_experts"] = text["num_local_experts"]
+                text["tie_word_embeddings"] = False
+            else:
+                text["full_attention_interval"] = 2
+        if kept["model_type"] == "gemma4":
+            text["global_head_dim"] = text["head_dim"]
+        if kept["model_type"] == "llama4":
+            vision["vision_feature_layer"] = -1
+        (published / "config.json").write_text(json.dumps(kept))
+        with contextlib.redirect_stdout(io.StringIO()):
+            rule = tower_too if family.quantised_tower else None
+            options = dict(dtype="bfloat16", quantize=True, q_group_size=32, q_bits=4, quant_predicate=rule)
+            quantise(str(published), mlx_path=out, **options)
+    for file in out.iterdir():
+        if file.name in ("README.md", "processor_config.json", "generation_config.json", "model.safetensors.index.json"):
+            file.unlink()
+
+
+def read_mlx(model: torch.nn.Module, folder: Path, centred_norms: bool) -> int:
+    """Gives `model` the weights of an MLX folder, dequantised to float32; how many modules are quantised."""
+    import mlx.core as mx
+
+    quantization = json.loads((folder / "config.json").read_text())["quantization"]
+    stored = mx.load(str(folder / "model.safetensors"))
+    quantised = 0
+
+    def array(name: str) -> torch.Tensor:
+        nonlocal quantised
+        weight, module = stored[name], name.removesuffix(".weight")
+        if f"{module}.scales" in stored:
+            own = quantization.get(module, quantization)
+            scales, biases = (stored[f"{module}.{part}"].astype(mx.float32) for part in ("scales", "biases"))
+            weight = mx.dequantize(weight, scales, biases, group_size=own["group_size"], bits=own["bits"])
+            quantised += 1
+        return torch.from_numpy(np.array(weight.astype(mx.float32)))
+
+    def name_of(name: str) -> str:
+        name = name.replace("model.visual.", "vision_tower.").removeprefix("model.")
+        if name.startswith("language_model."):
+            rest = name.removeprefix("language_model.").removeprefix("model.")
+            return f"language_model.{rest}" if rest.startswith("lm_head") else f"language_model.model.{rest}"
+        return f"language_model.{name}" if name.startswith("lm_head") else name
+
+    def experts(name: str) -> torch.Tensor:
+        module, part = name.rsplit(".", 1)
+        owner = module.removesuffix(".experts")
+        names = [f"{owner}.switch_mlp", f"{module}.switch_glu", module]
+        found = next(name for name in names if f"{name}.down_proj.weight" in stored)
+        parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else ["down_proj"]
+        return torch.cat([array(f"{found}.{part}.weight") for part in parts], dim=1)
+
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            own = name_of(name)
+            if own.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+                made = experts(own)
+                # Llama 4's have rows as columns.
+                parameter.copy_(made.transpose(1, 2) if ".feed_forward." in own else made)
+                continue
+            if own not in stored:
+                if any(parameter is other for other in model.parameters()):
+                    raise ValueError(f"{own} is not in the folder")
+                continue
+            made = array(own)
+            if "patch_embed.proj.weight" in own:
+                made = made.permute(0, 4, 1, 2, 3)
+            elif "conv1d" in own:
+                made = made.transpose(1, 2)
+            elif centred_norms and "norm" in own and "vision" not in own and "linear_attn" not in own:
+                made = made - 1.0
+            parameter.copy_(made.reshape(parameter.shape))
+    model.tie_weights()
+    return quantised
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("out", type=Path)
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree, for GGUF files")
+    parser.add_argument("--mlx", action="store_true", help="an MLX folder that mlx-vlm quantises")
     arguments = parser.parse_args()
     family, folder = FAMILIES[arguments.family], arguments.out / arguments.family
+    if arguments.mlx:
+        with tempfile.TemporaryDirectory() as around:
+            plain = Path(around) / arguments.family
+            model = make(family, plain, wide=True)
+            folder = folder.with_name(f"{folder.name}_mlx")
+            folder.mkdir(parents=True, exist_ok=True)
+            convert_to_mlx(plain, folder, family)
+            print(read_mlx(model, folder, family.centred_norms), "quantised modules")
+    else:
+        model = make(family, folder, wide=False)
+    write_golden(family, model, folder, pictures(arguments.out))
+    if arguments.llama_cpp:
+        convert(arguments.llama_cpp, folder, family)
+
+
+def make(family: Family, folder: Path, wide: bool) -> torch.nn.Module:
+    """Writes a model with what belongs to it, and reads it in float32."""
     folder.mkdir(parents=True, exist_ok=True)
     own = tokenizer(family)
     ids = {name: own.convert_tokens_to_ids(name) for name in family.special}
-    model = family.model(config(family, ids)).eval()
+    model = family.model(config(family, ids, wide)).eval()
     randomise(model, family.centred_norms, family.undivided)
-    processor = family.processor()
     model.bfloat16().save_pretrained(folder)
-    model = family.model.from_pretrained(
+    own.save_pretrained(folder)
+    family.processor().save_pretrained(folder)
+    return family.model.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
-    own.save_pretrained(folder)
-    processor.save_pretrained(folder)
 
-    shown = pictures(arguments.out)
+
+def write_golden(family: Family, model: torch.nn.Module, folder: Path, shown: list[Image.Image]) -> None:
+    own, processor = tokenizer(family), family.processor()
+    ids = {name: own.convert_tokens_to_ids(name) for name in family.special}
     made = processor(images=shown, return_tensors="pt")
     messages = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
@@ -421,8 +574,6 @@ def main() -> None:
     metadata = {"report": json.dumps(report | {"messages": messages})}
     save_file(arrays, folder / "golden.safetensors", metadata=metadata)
     print(json.dumps(report), tokens.shape[1], "tokens")
-    if arguments.llama_cpp:
-        convert(arguments.llama_cpp, folder, family)
 
 
 main()

@@ -68,9 +68,14 @@ def main() -> None:
         hparams = load_hparams(folder, *rest, **more)
         if stored["model_type"] in ("minimax_m3_vl", "glm5_next"):
             hparams["text_config"] |= stored["text_config"]
+        if stored["model_type"] == "gemma4":
+            hparams["text_config"].setdefault("global_head_dim", stored["text_config"]["head_dim"])
         return hparams
 
     ModelBase.load_hparams = staticmethod(as_published)
+    # Names are known for as many layers as there are; the two layers of an adapter count as such.
+    name_map = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = lambda architecture, layers: name_map(architecture, max(layers, 3))
     types = {name: gguf.LlamaFileType.ALL_F32 for name in ("f32", "q8_0")} | {"bf16": gguf.LlamaFileType.MOSTLY_BF16}
     if file_type == "q8_0" and mmproj:
         types["q8_0"] = gguf.LlamaFileType.MOSTLY_Q8_0

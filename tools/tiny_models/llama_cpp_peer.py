@@ -4,7 +4,7 @@ Started as its own process with an interpreter that has llama-cpp-python and num
 built from source and need not share an environment with torch.
 
     llama_cpp_peer.py quantize IN.gguf OUT.gguf FILE_TYPE [PATTERN=TYPE ...]
-    llama_cpp_peer.py logits MODEL.gguf '[1, 2, 3]' OUT.npy [flash]
+    llama_cpp_peer.py logits MODEL.gguf '[1, 2, 3]' OUT.npy [flash|f32]
     llama_cpp_peer.py logits MODEL.gguf - OUT.npy [flash] <<< '[[1, 2, 3], [4, 5]]'
 """
 
@@ -65,13 +65,15 @@ def quantize(source: str, out: str, file_type: str, *overrides: str) -> None:
 
 def logits(model: str, tokens: str, out: str, attention: str = "") -> None:
     """Logits (T, V) f32 of a prompt in one batch, or of those on standard input one after the other; with the binding's
-    default settings (f16 cache, int8 activations), or with flash attention."""
+    default settings (f16 cache, int8 activations), with flash attention, or with a cache in f32."""
     prompts = json.load(sys.stdin) if tokens == "-" else [json.loads(tokens)]
     longest = max(len(prompt) for prompt in prompts)
     flash = attention == "flash"
     # As the file says: the binding's own defaults would stand for its YaRN parameters.
     yarn = {f"yarn_{name}": -1.0 for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
-    llama = llama_cpp.Llama(model, n_ctx=longest, logits_all=True, verbose=False, flash_attn=flash, **yarn)
+    cache = {"type_k": GGML_TYPES["F32"], "type_v": GGML_TYPES["F32"]} if attention == "f32" else {}
+    options = yarn | cache
+    llama = llama_cpp.Llama(model, n_ctx=longest, logits_all=True, verbose=False, flash_attn=flash, **options)
     found = []
     for prompt in prompts:
         llama.reset()

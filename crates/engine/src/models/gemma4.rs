@@ -146,7 +146,8 @@ impl Model {
                 (None, Format::Mlx) => 256,
                 (count, _) => count.unwrap_or(0),
             },
-            looks_ahead: bidirectional.is_some(),
+            // GGUF files do not say; published models with experts do it.
+            looks_ahead: bidirectional.is_some() || config.format() == Format::Gguf,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Architectures: one file per family, over shared blocks. Nothing outside this folder names a model.
 
 mod afmoe;
+mod arctic;
 pub mod assumed;
 mod axk1;
 mod bailing_hybrid;
@@ -10,6 +11,7 @@ mod blocks;
 mod cohere2_moe;
 pub(crate) mod config;
 mod dbrx;
+mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
@@ -36,6 +38,7 @@ mod hy_v4;
 mod indexer;
 mod jamba;
 mod kimi_linear;
+mod klear;
 mod laguna;
 mod latent;
 mod lfm2_moe;
@@ -159,6 +162,9 @@ pub const FAMILIES: &[Family] = &[
     longcat_flash::FAMILY,
     flint::FAMILY,
     mistral_large4::FAMILY,
+    deepseek::FAMILY,
+    klear::FAMILY,
+    arctic::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

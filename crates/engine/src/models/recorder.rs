@@ -393,17 +393,18 @@ impl Recorder {
         Ok(weight)
     }
 
-    /// A matrix of `rows` rows and `cols` columns, `module.part`, whose columns may be stored in several dimensions, as kernels
-    /// of convolutions are.
+    /// A matrix of `rows` rows, `module.part`, whose columns are stored in the dimensions of `shape`, as kernels of convolutions
+    /// are, of which those of 1 may be left out.
     ///
     /// # Errors
     /// As [`Recorder::matrix`].
-    pub fn kernel(&mut self, module: &str, part: &str, rows: usize, cols: usize) -> Result<WeightId> {
+    pub fn kernel(&mut self, module: &str, part: &str, rows: usize, shape: &[usize]) -> Result<WeightId> {
+        let (cols, whole) = (shape.iter().product(), [&[rows], shape].concat());
         let stored = self.find(module, part, &[rows, cols], Need::Required)?;
         let mut stored = stored.ok_or_else(|| self.missing(module, part))?;
-        let fits = stored.shape.first() == Some(&rows) && stored.shape[1..].iter().product::<usize>() == cols;
-        if !fits || stored.planes.len() != 1 {
-            let expected = format!("plain values, {rows} by {cols}");
+        let wide = |shape: &[usize]| shape.iter().copied().filter(|side| *side != 1).collect::<Vec<_>>();
+        if wide(&stored.shape) != wide(&whole) || stored.planes.len() != 1 {
+            let expected = format!("plain values of shape {whole:?}");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
         stored.shape = vec![rows, cols];

@@ -7,11 +7,14 @@
 mod clip;
 mod config;
 mod gemma4;
+mod gemma4_clip;
 mod gemma4_config;
 mod llama4;
+mod llama4_clip;
 mod llama4_config;
 pub(crate) mod projector;
 mod qwen3_vl;
+mod qwen3_vl_clip;
 mod qwen3_vl_config;
 
 use std::sync::Arc;
@@ -73,8 +76,11 @@ pub enum PatchOrder {
         /// How many.
         frames: usize,
     },
-    /// (side, side, 3).
-    ChannelsLast,
+    /// (frames, side, side, 3).
+    ChannelsLast {
+        /// How many.
+        frames: usize,
+    },
 }
 
 /// Which kernel resamples pictures.
@@ -176,6 +182,8 @@ struct Kind {
     deepstack: Option<&'static [usize]>,
     /// The token that stands for a picture, where a configuration does not say.
     placeholder: usize,
+    /// The type of its projectors in GGUF files.
+    projector: &'static str,
     tower: Tower,
 }
 
@@ -193,6 +201,7 @@ const KINDS: &[Kind] = &[
         gguf_architecture: "qwen3vlmoe",
         deepstack: Some(&[8, 16, 24]),
         placeholder: 151_655,
+        projector: "qwen3vl_merger",
         tower: Tower::Qwen3Vl,
     },
     Kind {
@@ -200,6 +209,7 @@ const KINDS: &[Kind] = &[
         gguf_architecture: "qwen35moe",
         deepstack: None,
         placeholder: 248_056,
+        projector: "qwen3vl_merger",
         tower: Tower::Qwen3Vl,
     },
     Kind {
@@ -207,6 +217,7 @@ const KINDS: &[Kind] = &[
         gguf_architecture: "gemma4",
         deepstack: None,
         placeholder: 258_880,
+        projector: "gemma4v",
         tower: Tower::Gemma4,
     },
     Kind {
@@ -214,6 +225,7 @@ const KINDS: &[Kind] = &[
         gguf_architecture: "llama4",
         deepstack: None,
         placeholder: 200_090,
+        projector: "llama4",
         tower: Tower::Llama4,
     },
 ];
@@ -236,17 +248,16 @@ pub(super) fn record(
         let known = known.join(", ");
         return Err(refused(format!("models of type {model_type:?} read no pictures; {known} do")));
     };
-    if gguf && kind.tower != Tower::Qwen3Vl {
-        let own = kind.gguf_architecture;
-        return Err(refused(format!(
-            "projectors of {own} models cannot be read; their safetensors folders can"
-        )));
-    }
-    if let Some(projector) = projector {
-        return qwen3_vl::record(projector, clip::describe(checkpoint, projector, kind)?);
+    if let Some(own) = projector {
+        let described = clip::Projector::new(checkpoint, own, kind)?;
+        return match kind.tower {
+            Tower::Qwen3Vl => qwen3_vl::record(own, qwen3_vl_clip::describe(&described)?),
+            Tower::Gemma4 => gemma4::record(own, gemma4_clip::describe(&described)?),
+            Tower::Llama4 => llama4::record(own, llama4_clip::describe(&described)?),
+        };
     }
     match checkpoint.format() {
-        Format::HuggingFace => {
+        Format::HuggingFace | Format::Mlx => {
             let config = Section::of_checkpoint(checkpoint);
             match kind.tower {
                 Tower::Qwen3Vl => {
@@ -257,7 +268,6 @@ pub(super) fn record(
             }
         }
         Format::Gguf => Err(refused("no projector (mmproj*.gguf) is beside it, and none was named".into())),
-        Format::Mlx => Err(refused("the encoder of an MLX folder cannot be read".into())),
     }
 }
 
@@ -335,13 +345,18 @@ impl PictureForm {
         around.into_iter().chain([self.stand_in])
     }
 
+    /// Shape of a patch.
+    fn patch_shape(&self) -> [usize; 4] {
+        let side = self.patch_size;
+        match self.order {
+            PatchOrder::ChannelsFirst { frames } => [3, frames, side, side],
+            PatchOrder::ChannelsLast { frames } => [frames, side, side, 3],
+        }
+    }
+
     /// Values of a patch.
     pub fn patch_width(&self) -> usize {
-        let frames = match self.order {
-            PatchOrder::ChannelsFirst { frames } => frames,
-            PatchOrder::ChannelsLast => 1,
-        };
-        3 * frames * self.patch_size * self.patch_size
+        self.patch_shape().iter().product()
     }
 
     /// Pixels of a block's side, of which sides of pictures become multiples.

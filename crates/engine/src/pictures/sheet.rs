@@ -61,8 +61,10 @@ impl Sheet {
                     }
                 }
             }
-            PatchOrder::ChannelsLast => {
-                out.extend((0..3 * side * side).map(|i| value(i % 3, i / 3 % side, i / 3 / side)));
+            PatchOrder::ChannelsLast { frames } => {
+                for _ in 0..frames {
+                    out.extend((0..3 * side * side).map(|i| value(i % 3, i / 3 % side, i / 3 / side)));
+                }
             }
         }
     }

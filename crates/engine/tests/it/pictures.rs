@@ -141,6 +141,49 @@ fn streamed_experts_make_no_difference() {
     }
 }
 
+/// Folders that mlx-vlm quantised, one with its tower: the logits of transformers on the weights that mlx dequantises.
+#[test]
+fn mlx_folders_read_pictures() {
+    for family in FAMILIES {
+        let family = format!("{family}_mlx");
+        let golden = golden_of(&family);
+        let check = |backend: &dyn Backend, options: &Options| {
+            let mut engine = open_family(&family, backend, options);
+            let pictures = read(&mut engine);
+            let tokens = placed(&golden, &pictures);
+            let whole = logits(&mut engine, &tokens, tokens.len());
+            let error = relative_error(&whole, &golden);
+            println!("{family}, {}: relative error {error:.1e}", backend.describe());
+            assert!(error < RELATIVE_ERROR, "{family}, {}: relative error {error:.1e}", backend.describe());
+            whole
+        };
+        check(&Reference, &options());
+        let resident = check(&cpu(), &options());
+        let streamed = check(&cpu(), &Options { expert_cache: Some(4), ..options() });
+        assert_eq!(bits(&streamed), bits(&resident), "{family}");
+    }
+}
+
+/// A kernel in the order of PyTorch's is refused where MLX's is expected.
+#[test]
+fn kernels_of_mlx_have_their_channels_last() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixture("qwen3_vl_moe_mlx")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let (from, to) = (b"[32,2,4,4,3]", b"[32,3,2,4,4]");
+    let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    std::fs::write(&path, bytes).unwrap();
+    let error = Engine::open(folder.path(), &cpu(), &options(), |_, _| ()).unwrap_err();
+    assert!(
+        matches!(&error, Error::Tensor { tensor, .. } if tensor == "vision_tower.patch_embed.proj.weight")
+    );
+}
+
 /// The text model on a GPU, the tower on the processor: the logits of transformers, and the same bits with few experts there.
 #[test]
 fn models_on_gpus_read_pictures() {
@@ -212,44 +255,101 @@ fn tokens_that_see_each_other_come_at_once() {
 
 /// A GGUF model with the projector that is named or, without one, beside it.
 fn gguf(mmproj: Option<&Path>) -> Result<Engine, Error> {
-    let options = Options { mmproj: mmproj.map(Path::to_owned), ..options() };
-    Engine::open(&fixture("qwen3_vl_moe_gguf").join("model.gguf"), &cpu(), &options, |_, _| ())
+    gguf_of("qwen3_vl_moe", mmproj)
+}
+
+/// The model with so many soft tokens as it has positions for, where its file allows more.
+fn options_of(family: &str) -> Options {
+    let picture_pixels = Some(if family == AT_ONCE { 70 * 6 * 6 } else { 1 << 20 });
+    Options { picture_pixels, ..options() }
+}
+
+fn gguf_of(family: &str, mmproj: Option<&Path>) -> Result<Engine, Error> {
+    let options = Options { mmproj: mmproj.map(Path::to_owned), ..options_of(family) };
+    Engine::open(&fixture(&format!("{family}_gguf")).join("model.gguf"), &cpu(), &options, |_, _| ())
+}
+
+/// What projectors do not say is that of the published models, for the processor and in the configuration.
+fn as_published(family: &str) -> [serde_json::Value; 2] {
+    match family {
+        // In blocks of 8 by 8.
+        "qwen3_vl_moe" => {
+            [json!({"size": {"shortest_edge": 64 * 64, "longest_edge": 16_384 * 64}}), json!({})]
+        }
+        "gemma4" => [json!({"max_soft_tokens": 280}), json!({"rope_type": "axial", "rope_theta": 100.0})],
+        _ => [json!({"max_patches": 16}), json!({"rope_type": "default", "rope_theta": 10_000.0})],
+    }
+}
+
+/// A copy of a family's folder that is as its GGUF files are taken to be.
+fn published_copy(family: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(fixture(family).join(file), copy.path().join(file)).unwrap();
+    }
+    let [of_processor, rope] = as_published(family);
+    let read = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(fixture(family).join(name)).unwrap()).unwrap()
+    };
+    let write = |name: &str, value: serde_json::Value| {
+        std::fs::write(copy.path().join(name), value.to_string()).unwrap();
+    };
+    let mut processor = read("preprocessor_config.json");
+    for (key, value) in of_processor.as_object().unwrap() {
+        processor[key] = value.clone();
+    }
+    write("preprocessor_config.json", processor);
+    let mut config = read("config.json");
+    if rope != json!({}) {
+        config["vision_config"]["rope_parameters"] = rope;
+    }
+    if family == "llama4" {
+        // llama.cpp's, which its files do not say.
+        config["text_config"]["attention_chunk_size"] = json!(8192);
+    }
+    write("config.json", config);
+    copy
 }
 
 #[test]
 fn projectors_make_the_logits_of_safetensors() {
-    // Bounds of sizes are not in projectors: those of the published models, in blocks of 8 by 8.
-    let copy = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(folder().join(file), copy.path().join(file)).unwrap();
-    }
-    let processor = std::fs::read_to_string(folder().join("preprocessor_config.json")).unwrap();
-    let mut processor: serde_json::Value = serde_json::from_str(&processor).unwrap();
-    processor["size"] = json!({"shortest_edge": 64 * 64, "longest_edge": 16_384 * 64});
-    std::fs::write(copy.path().join("preprocessor_config.json"), processor.to_string()).unwrap();
     let of = |engine: &mut Engine| {
         let pictures = read(engine);
         let tokens = [&[5, 6][..], pictures[1].tokens(), &[7], pictures[2].tokens(), &[8, 9]].concat();
-        (logits(engine, &tokens, 31), tokens)
+        (logits(engine, &tokens, tokens.len()), tokens)
     };
-    let (expected, tokens) = of(&mut Engine::open(copy.path(), &cpu(), &options(), |_, _| ()).unwrap());
-    let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let error = |engine: &mut Engine| {
-        let (got, own) = of(engine);
-        assert_eq!(own, tokens, "pictures of the same size and content");
-        got.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
-    };
-    // The one beside the model is in bfloat16.
-    let own = error(&mut gguf(None).unwrap());
-    println!("bf16: relative error {own:.1e}");
-    assert!(own < RELATIVE_ERROR, "bf16: relative error {own:.1e}");
-    let named = fixture("qwen3_vl_moe_gguf").join("mmproj-q8_0.gguf");
-    let q8_0 = error(&mut gguf(Some(&named)).unwrap());
-    println!("q8_0: relative error {q8_0:.1e}");
-    assert!(RELATIVE_ERROR < q8_0 && q8_0 < Q8_0_ERROR, "q8_0: relative error {q8_0:.1e}");
-    // A folder that holds a projector beside its model.
-    let by_folder = Engine::open(&fixture("qwen3_vl_moe_gguf"), &cpu(), &options(), |_, _| ()).unwrap();
-    assert!(by_folder.reads_pictures());
+    for family in ["qwen3_vl_moe", "gemma4", "llama4"] {
+        let copy = published_copy(family);
+        let options = options_of(family);
+        let (expected, tokens) = of(&mut Engine::open(copy.path(), &cpu(), &options, |_, _| ()).unwrap());
+        let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let error = |engine: &mut Engine| {
+            let (got, own) = of(engine);
+            assert_eq!(own, tokens, "{family}: pictures of the same size and content");
+            got.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+        };
+        // The one beside the model is in bfloat16.
+        let own = error(&mut gguf_of(family, None).unwrap());
+        println!("{family}, bf16: relative error {own:.1e}");
+        assert!(own < RELATIVE_ERROR, "{family}, bf16: relative error {own:.1e}");
+        let folder = fixture(&format!("{family}_gguf"));
+        let named = folder.join("mmproj-q8_0.gguf");
+        if named.exists() {
+            let q8_0 = error(&mut gguf_of(family, Some(&named)).unwrap());
+            println!("{family}, q8_0: relative error {q8_0:.1e}");
+            let bounds = RELATIVE_ERROR..Q8_0_ERROR;
+            assert!(bounds.contains(&q8_0), "{family}, q8_0: relative error {q8_0:.1e}");
+        }
+        // A folder that holds a projector beside its model.
+        let by_folder = Engine::open(&folder, &cpu(), &options, |_, _| ()).unwrap();
+        assert!(by_folder.reads_pictures());
+        // Experts from the disk.
+        let streamed = Options { expert_cache: Some(4), ..options };
+        let model = folder.join("model.gguf");
+        let mut engine = Engine::open(&model, &cpu(), &streamed, |_, _| ()).unwrap();
+        let resident = of(&mut gguf_of(family, None).unwrap()).0;
+        assert_eq!(bits(&of(&mut engine).0), bits(&resident), "{family}");
+    }
 }
 
 #[test]
@@ -301,6 +401,45 @@ fn what_is_no_projector_of_the_model_is_refused() {
     let other = Engine::open(&fixture("qwen3_5_moe"), &cpu(), &Options { mmproj, ..options() }, |_, _| ());
     let error = other.unwrap_err().to_string();
     assert!(error.contains("expected 0 layers, as the text model takes, got 2"), "{error}");
+}
+
+#[test]
+fn damaged_projectors_of_other_towers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let changed = folder.path().join("changed.gguf");
+    let refused = |family: &str, from: &[u8], to: &[u8]| {
+        let original = std::fs::read(fixture(&format!("{family}_gguf")).join("mmproj-bf16.gguf")).unwrap();
+        let at = original.windows(from.len()).position(|part| part == from).unwrap();
+        let mut bytes = original;
+        bytes[at..at + to.len()].copy_from_slice(to);
+        std::fs::write(&changed, bytes).unwrap();
+        gguf_of(family, Some(&changed)).unwrap_err()
+    };
+    let number = |key: &[u8], value: u32| [key, &4u32.to_le_bytes(), &value.to_le_bytes()].concat();
+    let heads = b"clip.vision.attention.head_count";
+    for (family, wrong) in [("gemma4", 5), ("llama4", 3)] {
+        let error = refused(family, &number(heads, 2), &number(heads, wrong));
+        assert!(matches!(error, Error::Config { .. }), "{family}: {error}");
+        let patch = b"clip.vision.patch_size";
+        let size = if family == "gemma4" { 2 } else { 4 };
+        let error = refused(family, &number(patch, size), &number(patch, 2 * size));
+        assert!(matches!(error, Error::Tensor { .. } | Error::Config { .. }), "{family}: {error}");
+        for (name, other) in [("up", "op"), ("down", "dawn")] {
+            let [name, other] = [name, other].map(|name| format!("v.blk.1.ffn_{name}.weight"));
+            let error = refused(family, name.as_bytes(), other.as_bytes());
+            assert!(matches!(error, Error::MissingTensor { .. }), "{family}: {error}");
+        }
+        let other = fixture("qwen3_vl_moe_gguf").join("mmproj-bf16.gguf");
+        let error = gguf_of(family, Some(&other)).unwrap_err().to_string();
+        assert!(error.contains("\"qwen3vl_merger\" cannot be read for"), "{family}: {error}");
+    }
+    let error = refused("gemma4", b"v.position_embd.weight", b"v.pasition_embd.weight");
+    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
+    let error = refused("llama4", b"mm.model.mlp.1.weight", b"mm.madel.mlp.1.weight");
+    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
+    let scale = b"clip.vision.projector.scale_factor";
+    let error = refused("llama4", &number(scale, 2), &number(scale, 3));
+    assert!(matches!(error, Error::Config { .. }), "{error}");
 }
 
 #[test]

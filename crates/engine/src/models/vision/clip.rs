@@ -1,15 +1,12 @@
-//! What a GGUF projector says of its tower: files that llama.cpp calls `mmproj`, of the architecture `clip`.
+//! GGUF projectors: files that llama.cpp calls `mmproj`, of the architecture `clip`; what those of all models have.
 //!
 //! Such a file says nothing of the text model but its width, nor how many pixels pictures have: bounds are those of the
-//! published models, in tokens. Rotation and activation are those of the one type that is read, `qwen3vl_merger`.
+//! published models. Rotation and activation are those of the projector's type.
 //!
 //! Source: llama.cpp `tools/mtmd/clip-impl.h`, `conversion/base.py`.
 
-use moeflux_compute::graph::Gelu;
-
 use super::config::Section;
-use super::qwen3_vl::Described;
-use super::{Filter, Kind, PatchOrder, PictureForm, PixelForm, Sizing};
+use super::{Kind, special};
 use crate::checkpoint::gguf::{Array, Metadata};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
@@ -17,161 +14,125 @@ use crate::{Error, Result};
 /// The width of what the projector makes.
 pub(super) const PROJECTION_DIM: &str = "clip.vision.projection_dim";
 
-/// Layers whose output goes to the text model.
-const DEEPSTACK: &str = "clip.vision.is_deepstack_layers";
-
-/// The type of projectors that is read.
-const TYPE: &str = "qwen3vl_merger";
-
-/// What templates of these models write where a picture is.
-const PLACEHOLDER: &str = "<|image_pad|>";
-
 /// Largest size that is taken for one.
 const MOST: u64 = 1 << 20;
 
-/// Tokens of the smallest and of the largest picture: 65,536 and 16,777,216 pixels in blocks of 32 by 32.
-const TOKENS: [usize; 2] = [64, 16_384];
-
-/// What `projector` says of the tower for the text model `checkpoint` of `kind`.
-///
-/// # Errors
-/// [`Error::Config`] or [`Error::Malformed`] for what is not as it should be; [`Error::Vision`] for types that are not known.
-pub(super) fn describe(checkpoint: &Checkpoint, projector: &Checkpoint, kind: &Kind) -> Result<Described> {
-    let own = Keys(projector.metadata());
-    if projector.format() != Format::Gguf {
-        let (what, expected) = ("projector".into(), "a GGUF file".into());
-        let path = projector.path().into();
-        return Err(Error::Malformed { path, what, expected, got: "a folder".into() });
-    }
-    let architecture = own.0.str("general.architecture")?;
-    if architecture != Some("clip") {
-        let got = architecture.unwrap_or("nothing").to_owned();
-        return Err(own.fault("general.architecture", "clip, as projectors have", got));
-    }
-    let of_all = own.0.str("clip.projector_type")?;
-    let projector_type = of_all.or(own.0.str("clip.vision.projector_type")?).unwrap_or_default();
-    if projector_type != TYPE {
-        let reason = format!("projectors of type {projector_type:?} cannot be read; {TYPE} can");
-        return Err(Error::Vision { path: projector.path().into(), reason });
-    }
-    let (hidden, depth) = (own.size("clip.vision.embedding_length")?, own.size("clip.vision.block_count")?);
-    let heads_key = "clip.vision.attention.head_count";
-    let heads = own.size(heads_key)?;
-    if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
-        let expected = format!("heads of a multiple of 4 of the {hidden} channels");
-        return Err(own.fault(heads_key, &expected, heads.to_string()));
-    }
-    let width = checkpoint.metadata().u64(&format!("{}.embedding_length", kind.gguf_architecture))?;
-    let made = own.size(PROJECTION_DIM)?;
-    if let Some(width) = width.filter(|width| *width != made as u64) {
-        return Err(own.fault(PROJECTION_DIM, &format!("the text model's {width}"), made.to_string()));
-    }
-    let deepstack = own.deepstack(depth)?;
-    check_deepstack(checkpoint, &own, kind, deepstack.len())?;
-    Ok(Described {
-        form: form(checkpoint, &own, kind, (1 + deepstack.len(), made))?,
-        positions: (own.size("clip.vision.image_size")? / own.size("clip.vision.patch_size")?).pow(2),
-        hidden,
-        heads,
-        intermediate: own.size("clip.vision.feed_forward_length")?,
-        depth,
-        gelu: Gelu::Tanh,
-        theta: 10_000.0,
-        eps: own.0.f64("clip.vision.attention.layer_norm_epsilon")?.unwrap_or(1e-6) as f32,
-        deepstack,
-    })
+/// The projector of a text model.
+pub(super) struct Projector<'a> {
+    text: &'a Checkpoint,
+    own: &'a Checkpoint,
+    kind: &'a Kind,
+    pub keys: Keys<'a>,
 }
 
-/// Refuses layers for the text model in another number than it takes.
-fn check_deepstack(checkpoint: &Checkpoint, own: &Keys<'_>, kind: &Kind, layers: usize) -> Result<()> {
-    let key = format!("{}.n_deepstack_layers", kind.gguf_architecture);
-    let taken = match kind.deepstack {
-        None => Some(0),
-        Some(_) => checkpoint.metadata().u64(&key)?,
-    };
-    if taken.is_some_and(|taken| taken != layers as u64) {
-        let expected = format!("{} layers, as the text model takes", taken.unwrap_or_default());
-        return Err(own.fault(DEEPSTACK, &expected, layers.to_string()));
+impl<'a> Projector<'a> {
+    /// `own` as the projector of the text model `text` of `kind`.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] or [`Error::Config`] for what is no projector or has another width than the text model;
+    /// [`Error::Vision`] for one of another type.
+    pub(super) fn new(text: &'a Checkpoint, own: &'a Checkpoint, kind: &'a Kind) -> Result<Self> {
+        let keys = Keys(own.metadata());
+        if own.format() != Format::Gguf {
+            let (what, expected) = ("projector".into(), "a GGUF file".into());
+            let path = own.path().into();
+            return Err(Error::Malformed { path, what, expected, got: "a folder".into() });
+        }
+        let architecture = keys.0.str("general.architecture")?;
+        if architecture != Some("clip") {
+            let got = architecture.unwrap_or("nothing").to_owned();
+            return Err(keys.fault("general.architecture", "clip, as projectors have", got));
+        }
+        let of_all = keys.0.str("clip.projector_type")?;
+        let projector_type = of_all.or(keys.0.str("clip.vision.projector_type")?).unwrap_or_default();
+        if projector_type != kind.projector {
+            let (model, known) = (kind.gguf_architecture, kind.projector);
+            let reason = format!(
+                "projectors of type {projector_type:?} cannot be read for {model} models; {known} can"
+            );
+            return Err(Error::Vision { path: own.path().into(), reason });
+        }
+        let width = text.metadata().u64(&format!("{}.embedding_length", kind.gguf_architecture))?;
+        let made = keys.size(PROJECTION_DIM)?;
+        if let Some(width) = width.filter(|width| *width != made as u64) {
+            return Err(keys.fault(PROJECTION_DIM, &format!("the text model's {width}"), made.to_string()));
+        }
+        Ok(Self { text, own, kind, keys })
     }
-    Ok(())
-}
 
-fn form(
-    checkpoint: &Checkpoint,
-    own: &Keys<'_>,
-    kind: &Kind,
-    (levels, hidden_size): (usize, usize),
-) -> Result<PictureForm> {
-    let (size_key, patch_key) = ("clip.vision.image_size", "clip.vision.patch_size");
-    let (image_size, patch_size) = (own.size(size_key)?, own.size(patch_key)?);
-    if patch_size > 1024 {
-        return Err(own.fault(patch_key, "at most 1024", patch_size.to_string()));
+    /// The kind of model.
+    pub(super) fn kind(&self) -> &'a Kind {
+        self.kind
     }
-    if !image_size.is_multiple_of(patch_size) {
-        let expected = format!("a multiple of the patch's {patch_size}");
-        return Err(own.fault(size_key, &expected, image_size.to_string()));
-    }
-    let merge_key = "clip.vision.spatial_merge_size";
-    let merge_size = own.optional_size(merge_key)?.unwrap_or(2);
-    if merge_size > 1024 {
-        return Err(own.fault(merge_key, "at most 1024", merge_size.to_string()));
-    }
-    let unit = patch_size * merge_size * patch_size * merge_size;
-    let bound = |key, tokens: usize| Ok::<_, Error>(own.optional_size(key)?.unwrap_or(tokens * unit));
-    let std_key = "clip.vision.image_std";
-    let image_std = own.three(std_key)?;
-    if image_std.iter().any(|std| *std <= 0.0) {
-        return Err(own.fault(std_key, "numbers above 0", format!("{image_std:?}")));
-    }
-    Ok(PictureForm {
-        patch_size,
-        // A kernel for each of two frames that are the same.
-        order: PatchOrder::ChannelsFirst { frames: 1 },
-        merge_size,
-        sizing: Sizing::Blocks {
-            grid_side: image_size / patch_size,
-            min_pixels: bound("clip.vision.image_min_pixels", TOKENS[0])?,
-            max_pixels: bound("clip.vision.image_max_pixels", TOKENS[1])?,
-        },
-        filter: Filter::Bicubic,
-        pixels: PixelForm::Normalised {
-            factor: 1.0 / 255.0,
-            mean: own.three("clip.vision.image_mean")?,
-            std: image_std,
-        },
-        stand_in: 0,
-        centres: false,
-        placeholder: placeholder(checkpoint, kind)?,
-        levels,
-        hidden_size,
-    })
-}
 
-/// The token that the text model's template writes where a picture is.
-fn placeholder(checkpoint: &Checkpoint, kind: &Kind) -> Result<u32> {
-    if checkpoint.format() != Format::Gguf {
-        let config = Section::of_checkpoint(checkpoint);
-        let placeholder = config.optional_size("image_token_id")?.unwrap_or(kind.placeholder);
-        return u32::try_from(placeholder).map_err(|_| config.unsupported("image_token_id", "a token id"));
+    /// The text model.
+    pub(super) fn text(&self) -> &'a Checkpoint {
+        self.text
     }
-    let tokens = checkpoint.metadata().strings("tokenizer.ggml.tokens")?.unwrap_or_default();
-    let found = tokens.iter().position(|token| token == PLACEHOLDER);
-    found.and_then(|id| u32::try_from(id).ok()).ok_or_else(|| Error::Vision {
-        path: checkpoint.path().into(),
-        reason: format!("its vocabulary has no {PLACEHOLDER}"),
-    })
+
+    /// Whether it has a tensor.
+    pub(super) fn has(&self, tensor: &str) -> bool {
+        self.own.contains(tensor)
+    }
+
+    /// The sides of a tensor, the slowest first.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] if it has another number of them.
+    pub(super) fn shape<const N: usize>(&self, tensor: &str) -> Result<[usize; N]> {
+        let path = || self.own.path().into();
+        let entry = self.own.entry(tensor);
+        let entry = entry.ok_or_else(|| Error::MissingTensor { path: path(), tensor: tensor.into() })?;
+        <[usize; N]>::try_from(entry.shape.as_slice()).map_err(|_| Error::Tensor {
+            path: path(),
+            tensor: tensor.into(),
+            expected: format!("{N} dimensions"),
+            got: format!("shape {:?}", entry.shape),
+        })
+    }
+
+    /// The id of a token of the text model.
+    ///
+    /// # Errors
+    /// [`Error::Vision`] if its vocabulary lacks it; [`Error::Io`] or [`Error::Malformed`] if a folder has no tokenizer that can
+    /// be read.
+    pub(super) fn token(&self, name: &str) -> Result<u32> {
+        if self.text.format() != Format::Gguf {
+            return special(self.text, name);
+        }
+        let tokens = self.text.metadata().strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let found = tokens.iter().position(|token| token == name);
+        found.and_then(|id| u32::try_from(id).ok()).ok_or_else(|| Error::Vision {
+            path: self.text.path().into(),
+            reason: format!("its vocabulary has no {name}"),
+        })
+    }
+
+    /// The id that the text model's vocabulary has for padding; 0 if it does not say.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for what is no token id.
+    pub(super) fn padding(&self) -> Result<u32> {
+        if self.text.format() != Format::Gguf {
+            let text = Section::of_checkpoint(self.text).within_or_empty("text_config")?;
+            return Ok(text.token("pad_token_id")?.unwrap_or(0));
+        }
+        let key = "tokenizer.ggml.padding_token_id";
+        let id = self.text.metadata().u64(key)?.unwrap_or(0);
+        u32::try_from(id).map_err(|_| Keys(self.text.metadata()).fault(key, "a token id", id.to_string()))
+    }
 }
 
 /// Key-values of a projector.
-struct Keys<'a>(&'a Metadata);
+pub(super) struct Keys<'a>(pub &'a Metadata);
 
 impl Keys<'_> {
-    fn fault(&self, key: &str, expected: &str, got: String) -> Error {
+    pub(super) fn fault(&self, key: &str, expected: &str, got: String) -> Error {
         Error::Config { path: self.0.path().into(), key: key.into(), expected: expected.into(), got }
     }
 
     /// A positive whole number, if it is there.
-    fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         match self.0.u64(key)? {
             Some(size) if !(1..=MOST * MOST).contains(&size) => {
                 Err(self.fault(key, "a positive whole number", size.to_string()))
@@ -181,7 +142,7 @@ impl Keys<'_> {
     }
 
     /// A positive whole number that is not too large.
-    fn size(&self, key: &str) -> Result<usize> {
+    pub(super) fn size(&self, key: &str) -> Result<usize> {
         let expected = format!("a whole number from 1 to {MOST}");
         match self.optional_size(key)? {
             Some(size) if size as u64 <= MOST => Ok(size),
@@ -190,7 +151,7 @@ impl Keys<'_> {
     }
 
     /// Three finite numbers.
-    fn three(&self, key: &str) -> Result<[f64; 3]> {
+    pub(super) fn three(&self, key: &str) -> Result<[f64; 3]> {
         let numbers = self.0.f64s(key)?.unwrap_or_default();
         let three = <[f64; 3]>::try_from(numbers.as_slice()).ok();
         three
@@ -198,22 +159,49 @@ impl Keys<'_> {
             .ok_or_else(|| self.fault(key, "three numbers", format!("{numbers:?}")))
     }
 
-    /// The layers whose output goes to the text model.
-    fn deepstack(&self, depth: usize) -> Result<Vec<usize>> {
-        let layers = match self.0.get(DEEPSTACK) {
-            None => return Ok(vec![]),
-            Some(_) => match self.0.array(DEEPSTACK)? {
-                Some(Array::Bool(layers)) if layers.len() == depth => layers,
-                other => {
-                    let expected = format!("a truth value for each of {depth} layers");
-                    return Err(self.fault(
-                        DEEPSTACK,
-                        &expected,
-                        other.map_or("nothing".into(), Array::describe),
-                    ));
-                }
-            },
+    /// A size of `key` that is at most 1024, as sides of patches and blocks are.
+    pub(super) fn side(&self, key: &str, default: Option<usize>) -> Result<usize> {
+        let size = match default {
+            None => self.size(key)?,
+            Some(default) => self.optional_size(key)?.unwrap_or(default),
         };
-        Ok((0..depth).filter(|layer| layers[*layer]).collect())
+        if size > 1024 {
+            return Err(self.fault(key, "at most 1024", size.to_string()));
+        }
+        Ok(size)
+    }
+
+    /// Mean and deviation of pixels' channels.
+    pub(super) fn mean_and_std(&self) -> Result<([f64; 3], [f64; 3])> {
+        let std_key = "clip.vision.image_std";
+        let std = self.three(std_key)?;
+        if std.iter().any(|std| *std <= 0.0) {
+            return Err(self.fault(std_key, "numbers above 0", format!("{std:?}")));
+        }
+        Ok((self.three("clip.vision.image_mean")?, std))
+    }
+
+    /// Epsilon of norms.
+    pub(super) fn eps(&self, default: f64) -> Result<f32> {
+        let key = "clip.vision.attention.layer_norm_epsilon";
+        let eps = self.0.f64(key)?.unwrap_or(default);
+        if eps.is_finite() && eps > 0.0 {
+            return Ok(eps as f32);
+        }
+        Err(self.fault(key, "a number above 0", eps.to_string()))
+    }
+
+    /// A truth value for each of `depth` layers, if there are such.
+    pub(super) fn layers(&self, key: &str, depth: usize) -> Result<Option<Vec<bool>>> {
+        if self.0.get(key).is_none() {
+            return Ok(None);
+        }
+        match self.0.array(key)? {
+            Some(Array::Bool(layers)) if layers.len() == depth => Ok(Some(layers.to_vec())),
+            other => {
+                let expected = format!("a truth value for each of {depth} layers");
+                Err(self.fault(key, &expected, other.map_or("nothing".into(), Array::describe)))
+            }
+        }
     }
 }

@@ -88,7 +88,7 @@ fn form(checkpoint: &Checkpoint, config: &Section, own: &Section, positions: usi
     let text = config.within("text_config")?;
     Ok(PictureForm {
         patch_size: sides[0],
-        order: PatchOrder::ChannelsLast,
+        order: PatchOrder::ChannelsLast { frames: 1 },
         merge_size: sides[1],
         sizing: Sizing::SoftTokens {
             max_soft_tokens,

@@ -3,8 +3,8 @@
 //! Source: transformers `configuration_llama4.py`, `image_processing_llama4.py`, `processing_llama4.py`.
 
 use super::config::Section;
-use super::llama4::Described;
-use super::{Filter, PatchOrder, PictureForm, PixelForm, Sizing, TileTokens, special};
+use super::llama4::{Described, tile_tokens};
+use super::{Filter, PatchOrder, PictureForm, PixelForm, Sizing, special};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 
@@ -96,14 +96,7 @@ fn form(checkpoint: &Checkpoint, config: &Section, own: &Section) -> Result<Pict
     if config.token("image_token_index")?.or(config.token("image_token_id")?).unwrap_or(200_092) != patch {
         return Err(config.unsupported("image_token_index", &format!("{patch}, which is <|patch|>")));
     }
-    let whole = special(checkpoint, "<|image|>")?;
-    let tokens = TileTokens {
-        start: special(checkpoint, "<|image_start|>")?,
-        between_columns: special(checkpoint, "<|tile_x_separator|>")?,
-        after_row: special(checkpoint, "<|tile_y_separator|>")?,
-        whole,
-        end: special(checkpoint, "<|image_end|>")?,
-    };
+    let tokens = tile_tokens(|name| special(checkpoint, name))?;
     let to_max_canvas = processor.flag("resize_to_max_canvas", false)?;
     Ok(PictureForm {
         patch_size,
@@ -116,7 +109,7 @@ fn form(checkpoint: &Checkpoint, config: &Section, own: &Section) -> Result<Pict
             mean,
             std,
         },
-        placeholder: whole,
+        placeholder: tokens.whole,
         stand_in: 0,
         centres: false,
         levels: 1,

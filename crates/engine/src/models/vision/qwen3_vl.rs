@@ -4,7 +4,7 @@
 //! DeepStack.
 //!
 //! GGUF projectors (`qwen3vl_merger`) have a kernel for each of the two frames. A picture stands still: its patches are the
-//! same in both.
+//! same in both. MLX folders have the tower as `vision_tower` and the kernel's channels last.
 //!
 //! Source: transformers `modeling_qwen3_vl_moe.py`, `modeling_qwen3_5_moe.py`; llama.cpp `conversion/qwen3vl.py`.
 
@@ -19,8 +19,11 @@ use crate::models::names::Names;
 use crate::models::recorder::Recorder;
 
 /// Names of the tower's modules: what the text model calls `model.` is `model.visual.` here.
-const NAMES: Names =
-    Names { prefixes: &["model.visual.", "visual."], top: &["patch_embed.proj"], ..Names::COMMON };
+const NAMES: Names = Names {
+    prefixes: &["model.visual.", "visual.", "vision_tower."],
+    top: &["patch_embed.proj"],
+    ..Names::COMMON
+};
 
 /// What a file says of a tower.
 pub(super) struct Described {
@@ -63,11 +66,11 @@ pub(super) fn record(checkpoint: &Arc<Checkpoint>, own: Described) -> Result<Vis
     let patches = r.graph.slice(rows, 1, 0, form.patch_width())?;
     let place = r.graph.slice(rows, 1, form.patch_width(), *hidden)?;
     let module = tower.top("patch_embed.proj");
-    let kernel = r.kernel(&module, "weight", *hidden, form.patch_width())?;
+    let kernel = r.kernel(&module, "weight", *hidden, &form.patch_shape())?;
     let bias = r.vector(&module, "bias", *hidden)?;
     let mut x = r.graph.linear(patches, kernel, Some(bias), Precision::Fast)?;
     if tower.gguf {
-        let kernel = r.kernel(&module, "weight.1", *hidden, form.patch_width())?;
+        let kernel = r.kernel(&module, "weight.1", *hidden, &form.patch_shape())?;
         let second = r.graph.linear(patches, kernel, None, Precision::Fast)?;
         x = r.graph.add(x, second)?;
     }

@@ -8,7 +8,7 @@ use super::config::Section;
 use super::qwen3_vl::Described;
 use super::{Filter, Kind, PatchOrder, PictureForm, PixelForm, Sizing};
 use crate::Result;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Format};
 
 /// Epsilon of all norms.
 const EPS: f32 = 1e-6;
@@ -108,7 +108,10 @@ fn form(
     let placeholder = config.optional_size("image_token_id")?.unwrap_or(kind.placeholder);
     Ok(PictureForm {
         patch_size: sizes[0],
-        order: PatchOrder::ChannelsFirst { frames: sizes[1] },
+        order: match checkpoint.format() {
+            Format::Mlx => PatchOrder::ChannelsLast { frames: sizes[1] },
+            _ => PatchOrder::ChannelsFirst { frames: sizes[1] },
+        },
         merge_size: sizes[2],
         sizing: Sizing::Blocks {
             grid_side,
