@@ -3,6 +3,7 @@
 mod afmoe;
 pub mod assumed;
 mod axk1;
+mod axk2;
 mod bailing_hybrid;
 mod bailing_moe;
 mod beam;
@@ -14,6 +15,7 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dots1;
 mod draft;
 mod ernie4_5_moe;
@@ -34,8 +36,11 @@ mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
+mod inkling;
 mod jamba;
+mod kimi_k3;
 mod kimi_linear;
+mod kolibri1;
 mod laguna;
 mod latent;
 mod lfm2_moe;
@@ -159,6 +164,11 @@ pub const FAMILIES: &[Family] = &[
     longcat_flash::FAMILY,
     flint::FAMILY,
     mistral_large4::FAMILY,
+    kimi_k3::FAMILY,
+    deepseek_v41::FAMILY,
+    axk2::FAMILY,
+    kolibri1::FAMILY,
+    inkling::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
@@ -349,7 +359,9 @@ fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint, names: &Names) -> 
 
 /// What the configuration says of sizes that a family takes from tensors.
 fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
-    if let Some(size) = config.positions("vocab_size")?
+    // Of a table of embeddings with rows that are no tokens.
+    let tokens = config.positions("unpadded_vocab_size")?.unwrap_or(usize::MAX);
+    if let Some(size) = config.positions("vocab_size")?.map(|size| size.min(tokens))
         && size != model.graph.vocab_size()
     {
         let expected = format!("the {} rows of the embedding", model.graph.vocab_size());
