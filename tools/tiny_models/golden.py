@@ -139,7 +139,8 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             scores = groups.topk(best, dim=-1).values.sum(dim=-1)
             margin = min(margin, gap(scores, config.topk_group))
             left_out = scores < scores.topk(config.topk_group, dim=-1).values[:, -1:]
-            ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+            rest = 0.0 if config.model_type == "axk2" else float("-inf")
+            ranks = groups.masked_fill(left_out[..., None], rest).flatten(-2)
         chosen = getattr(config, "top_k_experts", None) or chosen_experts(config)
         margin = min(margin, gap(ranks, chosen[index] if isinstance(chosen, list) else chosen))
     return margin
@@ -158,6 +159,7 @@ INDEXERS_BY_TOPK = (
     "HYV4Indexer",
     "MiniMaxM3VLIndexer",
     "MistralLarge4TextIndexer",
+    "AXK2Indexer",
 )
 
 
@@ -198,6 +200,8 @@ def watched_topk(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
 def score_of(config) -> Callable[[torch.Tensor], torch.Tensor]:
     """What routers with a correction bias turn logits into."""
     kinds = {"sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(), "softmax": lambda x: x.softmax(-1)}
+    if config.model_type == "kolibri1":
+        return lambda x: x
     kind = "softmax" if config.model_type == "longcat_flash" else getattr(config, "scoring_func", None)
     return kinds.get(kind, torch.sigmoid)
 
@@ -245,7 +249,10 @@ def reference(model: torch.nn.Module, n_tokens: int, seed: int) -> Reference:
     """Logits over random tokens: the first draw whose routing decisions are all clear of a tie."""
     wide = float64_copy(model)
     for attempt in range(MAX_DRAWS):
-        tokens = random_tokens(model.config.get_text_config().vocab_size, n_tokens, seed + 1000 * attempt)
+        config = model.config.get_text_config()
+        # Without rows of padding.
+        vocab_size = min(getattr(config, "unpadded_vocab_size", None) or config.vocab_size, config.vocab_size)
+        tokens = random_tokens(vocab_size, n_tokens, seed + 1000 * attempt)
         margin = router_margin(model, tokens)
         if margin < MIN_ROUTER_MARGIN:
             continue
@@ -282,6 +289,6 @@ def save_with_peer(
 
 def save(folder: Path, found: Reference, **extra: np.ndarray) -> None:
     """Writes golden.safetensors with `tokens` i32 (T,), `logits` f32 (T, V) and the arrays of `extra`."""
-    arrays = {"tokens": found.tokens.numpy().astype(np.int32), "logits": found.logits.numpy(), **extra}
+    arrays = {"tokens": found.tokens.numpy().astype(np.int32), "logits": np.ascontiguousarray(found.logits), **extra}
     # One key: the writer does not keep the order of several, and the file would change from run to run.
     save_file(arrays, folder / "golden.safetensors", metadata={"report": json.dumps(found.report)})

@@ -65,6 +65,8 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_lightning.minimax,
         random_windowed.mellum,
         random_normed.axk1,
+        random_normed.axk2,
+        random_normed.kolibri1,
         random_normed.flex_olmo,
         random_windowed.granitemoe_swa,
         random_windowed.laguna,
@@ -75,5 +77,6 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_latent.longcat_flash,
         random_latent.mistral_large4,
         random_windowed.flint,
+        random_windowed.inkling_text,
     )
 }

@@ -70,6 +70,37 @@ def axk1(d: Draw) -> dict[str, Any]:
     return config
 
 
+def axk2(d: Draw) -> dict[str, Any]:
+    config = axk1(d)
+    if d.chance():
+        config |= {"n_group": None, "topk_group": None}
+    config |= {
+        "gated_norm_rank": d.rng.randint(1, 20),
+        # Mostly as many keys as there are tokens: attention is dense.
+        "index_topk": d.pick(9, 256, 256),
+        "index_n_heads": d.rng.randint(10, 18),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+    }
+    config.pop("rope_interleave", None)
+    return config
+
+
+def kolibri1(d: Draw) -> dict[str, Any]:
+    config = d.base(6) | d.heads() | d.experts("num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "moe_intermediate_size": d.width(1, 30),
+        "shared_expert_intermediate_size": d.width(1, 30),
+        "norm_topk_prob": d.chance(),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, [d.pick("sliding_attention", "full_attention") for _ in range(layers)]),
+        "rope_parameters": d.rope(config["head_dim"], kinds=PLAIN_KINDS),
+    }
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
 def beam(d: Draw) -> dict[str, Any]:
     config = d.base(4) | d.heads() | d.groups()
     config["num_experts"] = config.pop("n_routed_experts")

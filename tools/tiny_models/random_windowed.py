@@ -110,6 +110,33 @@ def laguna(d: Draw) -> dict[str, Any]:
     return config
 
 
+def inkling_text(d: Draw) -> dict[str, Any]:
+    config = d.base(5) | d.heads() | d.experts("n_routed_experts")
+    layers, sliding = config["num_hidden_layers"], d.heads()
+    del config["tie_word_embeddings"]
+    config |= {
+        "swa_num_attention_heads": sliding["num_attention_heads"],
+        "swa_num_key_value_heads": sliding["num_key_value_heads"],
+        "swa_head_dim": sliding["head_dim"],
+        "sliding_window_size": d.rng.randint(1, 50),
+        "d_rel": d.rng.randint(1, 12),
+        "rel_extent": d.rng.randint(1, 200),
+        "layer_types": d.pick(None, _kinds(d, layers, "hybrid_sliding", "hybrid")),
+        "mlp_layer_types": d.pick(None, _kinds(d, layers, "sparse", "dense")),
+        "intermediate_size": d.width(3, 50),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "conv_kernel_size": d.rng.randint(2, 6),
+        "route_scale": d.pick(1.0, 8.0),
+        "logits_mup_width_multiplier": d.pick(1.0, 24.0),
+        "unpadded_vocab_size": d.pick(None, 300),
+        "pad_token_id": None,
+    }
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
 def flint(d: Draw) -> dict[str, Any]:
     config = d.base(5) | d.heads() | d.experts("num_experts")
     layers = config["num_hidden_layers"]

@@ -75,6 +75,9 @@ CORRECTION_BIASES = {
     "bailing_hybrid": CorrectionBias(std=0.2, float32=True),
     "beam": CorrectionBias(std=0.2, float32=True),
     "longcat_flash": CorrectionBias(std=0.05, float32=True),
+    "inkling_text": CorrectionBias(std=0.3, float32=True),
+    "axk2": CorrectionBias(std=0.4, float32=False),
+    "kolibri1": CorrectionBias(std=0.5, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.
@@ -121,6 +124,10 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith(".A_log"):
                 low, high = (math.log(rate) for rate in DECAY_RANGE)
                 parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
+            elif name.endswith("global_scale"):
+                parameter.copy_(1 + NORM_SPREAD * (torch.rand(parameter.shape, generator=generator) * 2 - 1))
+            elif name.endswith("rel_logits_proj.proj"):
+                normal(parameter, 1.0)
             elif name.endswith(".dt_bias"):
                 normal(parameter, 1.0)
             elif name.endswith("gate_up_proj_bias"):

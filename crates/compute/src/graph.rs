@@ -50,8 +50,8 @@ pub use experts::{
     Weighted,
 };
 pub use hyper::{
-    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
-    StreamGateOp,
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, SoftmaxMixOp,
+    StreamAddOp, StreamGateOp,
 };
 pub use linear::{GroupedLinearOp, LinearOp};
 pub use low_rank::{ExpertLowRank, LowRank, StackedLowRank};
@@ -66,8 +66,8 @@ pub use recurrent::{
 };
 pub use rope::{Growth, HeadScaleOp, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
 pub use rows::{
-    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp, StandardizeOp,
+    AddOp, BlockFloat, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp,
+    RepeatOp, RoundBlocksOp, SliceOp, StandardizeOp,
 };
 pub use selection::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen};
 

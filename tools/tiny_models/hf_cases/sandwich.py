@@ -1,8 +1,9 @@
-"""Norms after blocks too, or only there: Gemma 4, AFMoE, FlexOlmo, A.X-K1 and Beam."""
+"""Norms after blocks too, or only there, or gated: Gemma 4, AFMoE, FlexOlmo, A.X-K1 and K2, Kolibri-1 and Beam."""
 
 from typing import Any
 
 from ..hf_case import HfCase
+from .shapes import yarn
 
 
 def _gemma4(**changes: Any) -> dict[str, Any]:
@@ -100,6 +101,43 @@ def _axk1(**changes: Any) -> dict[str, Any]:
         qk_nope_head_dim=6,
         qk_rope_head_dim=4,
         v_head_dim=5,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _axk2(**changes: Any) -> dict[str, Any]:
+    own = dict(
+        n_group=None,
+        topk_group=None,
+        gated_norm_rank=5,
+        index_topk=128,
+        index_n_heads=5,
+        index_head_dim=9,
+    )
+    config = _axk1(**(own | changes))
+    # As `mlp_layer_types`.
+    if "mlp_layer_types" in config:
+        del config["first_k_dense_replace"]
+    return config
+
+
+def _kolibri1(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        moe_intermediate_size=7,
+        shared_expert_intermediate_size=10,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=11,
         rope_parameters={"rope_type": "default", "rope_theta": 90.0},
         bos_token_id=1,
         eos_token_id=2,
@@ -219,6 +257,44 @@ CASES = [
             rms_norm_eps=0.01,
         ),
         dtype="float16",
+        stacked_experts=True,
+    ),
+    # As the light model: no groups; more keys than tokens.
+    HfCase("axk2_basic", "axk2", 331, _axk2()),
+    # Fewer keys than tokens; groups, of which those left out can be chosen by zero; two shared experts, biases, YaRN.
+    HfCase(
+        "axk2_indexed",
+        "axk2",
+        332,
+        _axk2(
+            index_topk=13,
+            index_n_heads=12,
+            n_group=4,
+            topk_group=2,
+            num_experts_per_tok=2,
+            n_shared_experts=2,
+            norm_topk_prob=False,
+            attention_bias=True,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7),
+        ),
+        stacked_experts=True,
+        n_tokens=61,
+    ),
+    # As published: all but every fifth layer slide and rotate.
+    HfCase("kolibri1_basic", "kolibri1", 333, _kolibri1(norm_topk_prob=True)),
+    # No layer slides or rotates; weights as they are, embeddings that are the head too.
+    HfCase(
+        "kolibri1_full",
+        "kolibri1",
+        334,
+        _kolibri1(
+            num_hidden_layers=2,
+            layer_types=["full_attention"] * 2,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float32",
         stacked_experts=True,
     ),
     # As published: queries of full layers grow with positions in place of rotating.

@@ -115,6 +115,36 @@ def _laguna(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _inkling(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        swa_num_attention_heads=6,
+        swa_num_key_value_heads=3,
+        swa_head_dim=4,
+        sliding_window_size=9,
+        d_rel=5,
+        rel_extent=13,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"],
+        max_position_embeddings=512,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        intermediate_size=20,
+        moe_intermediate_size=8,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        logits_mup_width_multiplier=1.5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=None,
+    )
+    return base | changes
+
+
 def _flint(**changes: Any) -> dict[str, Any]:
     base = dict(
         vocab_size=41,
@@ -228,6 +258,27 @@ CASES = [
         ),
         dtype="float16",
         stacked_experts=True,
+    ),
+    HfCase("inkling_basic", "inkling_text", 341, _inkling()),
+    # Layers by their numbers, a longer sight than the distances that count, another kernel, one shared expert, a head without
+    # rows for padding's logits.
+    HfCase(
+        "inkling_padded",
+        "inkling_text",
+        342,
+        _inkling(
+            num_hidden_layers=2,
+            layer_types=None,
+            mlp_layer_types=None,
+            local_layer_ids=[1],
+            sliding_window_size=30,
+            conv_kernel_size=3,
+            n_shared_experts=1,
+            unpadded_vocab_size=37,
+            log_scaling_n_floor=400,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float32",
     ),
     # As published: dense first layers, which see everything, as do every fourth and the last; the others rotate.
     HfCase("flint_basic", "flint", 311, _flint()),

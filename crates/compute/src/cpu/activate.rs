@@ -91,6 +91,7 @@ pub(crate) fn activate(simd: Simd, activation: Activation, gate: &mut [f32], up:
         Activation::ClampedSwiGlu { alpha, limit } => clamped_silu_mul(simd, gate, up, alpha, limit),
         Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
         Activation::GeGlu => gelu_mul(simd, gate, up),
+        Activation::SituGlu { beta, linear_beta } => situ_mul(simd, gate, up, beta, linear_beta),
         Activation::Bilinear => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u),
         Activation::SquaredRelu => squared_relu(up, gate),
     }
@@ -102,6 +103,19 @@ fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
     // Comparisons keep a NaN, `min` would drop it.
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// beta · tanh(gate / beta) · sigmoid(gate) ⊙ up, with up as linear_beta · tanh(up / linear_beta) if there is such a number, in
+/// place of gate.
+fn situ_mul(simd: Simd, gate: &mut [f32], up: &[f32], beta: f32, linear_beta: Option<f32>) {
+    let capped = |x: f32, limit: f32| limit * libm::tanhf(x / limit);
+    let logits = gate.to_vec();
+    gate.iter_mut().for_each(|g| *g = capped(*g, beta));
+    vector::sigmoid_mul(simd, &logits, gate);
+    match linear_beta {
+        Some(limit) => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= capped(*u, limit)),
+        None => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u),
+    }
 }
 
 /// limit · tanh(x / limit), in place.

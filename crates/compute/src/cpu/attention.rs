@@ -21,13 +21,14 @@ use crate::profile::Work;
 
 impl CpuOp for AttentionOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
-        let Self { q, k, v, cache, sinks, chosen } = *self;
+        let Self { q, k, v, cache, sinks, chosen, by_distance } = *self;
         call.batch.check_sees()?;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let (pool, simd) = (&cpu.context.pool, cpu.context.simd);
             let qkv = [q, k, v].map(|value| cpu.values.of(value));
             let choices = chosen.map(|how| Choices { how, blocks: cpu.values.of(how.blocks) });
-            let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices };
+            let by_distance = by_distance.map(|added| cpu.values.of(added));
+            let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices, by_distance };
             cpu.caches[cache.0].attend(pool, simd, qkv, seen, call.batch, out);
             Ok(())
         })
@@ -144,7 +145,7 @@ impl KvCache {
         pool: &ThreadPool,
         simd: Simd,
         [q, k, v]: [&[f32]; 3],
-        Seen { sinks, choices }: Seen<'_>,
+        Seen { sinks, choices, by_distance }: Seen<'_>,
         batch: &Batch<'_>,
         out: &mut [f32],
     ) {
@@ -165,7 +166,7 @@ impl KvCache {
         pool.run(blocks.len() * kv_heads, &|task| {
             let (span, rows) = &blocks[task / kv_heads];
             let kv_head = task % kv_heads;
-            let block = Block { shape, q, sinks, batch, span, rows: rows.clone(), kv_head };
+            let block = Block { shape, q, sinks, by_distance, batch, span, rows: rows.clone(), kv_head };
             match self.pages.values() {
                 Values::F16(pages) => block.attend(simd, pages, &out),
                 Values::F32(pages) => block.attend(simd, pages, &out),
@@ -181,6 +182,8 @@ struct Block<'a> {
     /// (rows of the batch, heads · head_dim), f32.
     q: &'a [f32],
     sinks: Option<&'a [f32]>,
+    /// (rows of the batch, heads · extent), f32.
+    by_distance: Option<&'a [f32]>,
     batch: &'a Batch<'a>,
     span: &'a Span<'a>,
     rows: Range<usize>,
@@ -188,6 +191,21 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
+    /// Adds to the `scores` (heads that share keys, keys) of a row what is said for the distances of the keys `seen`.
+    fn add_by_distance(&self, row: usize, seen: Range<usize>, scores: &mut [f32]) {
+        let Some(all) = self.by_distance else { return };
+        let (heads, group) = (self.shape.heads, self.shape.heads / self.shape.kv_heads);
+        let width = all.len() / self.batch.tokens.len();
+        let extent = width / heads;
+        let position = self.span.start + (row - self.span.rows.start);
+        for (h, scores) in scores.chunks_exact_mut(seen.len()).enumerate() {
+            let own = &all[row * width + (self.kv_head * group + h) * extent..][..extent];
+            for (score, key) in scores.iter_mut().zip(seen.clone()) {
+                *score += own.get(position - key).copied().unwrap_or(0.0);
+            }
+        }
+    }
+
     fn attend<E: Element>(&self, simd: Simd, pages: &[Box<[E]>], out: &SharedMut<'_, f32>) {
         let Self { batch, span, q, kv_head, .. } = *self;
         let Attention { heads, kv_heads, head_dim: dim, value_dim, scale, .. } = *self.shape;
@@ -233,12 +251,13 @@ impl Block<'_> {
                 let ahead = |next| if r == 0 { Ahead::of(next, n) } else { Ahead::NONE };
                 let own = r * group..(r + 1) * group;
                 let sums = &mut sums[own.start * value_dim..own.end * value_dim];
-                HeadSums { states: &mut states[own], sums }.add(
+                HeadSums { states: &mut states[own], sums }.add_with(
                     simd,
                     Queries { q, stride: dim, dim, scale },
                     KeyBlock { keys, values, stride: value_dim },
                     &mut scores,
                     [ahead(values), ahead(next_keys)],
+                    |scores| self.add_by_distance(row, seen.clone(), scores),
                 );
             }
         }

@@ -75,6 +75,8 @@ pub(super) struct Seen<'a> {
     pub(super) sinks: Option<&'a [f32]>,
     /// The tokens that are seen; all when absent.
     pub(super) choices: Option<Choices<'a>>,
+    /// (rows, heads · extent): what is added to scores by distance.
+    pub(super) by_distance: Option<&'a [f32]>,
 }
 
 /// The choices of a batch's queries.

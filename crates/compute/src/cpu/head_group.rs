@@ -106,12 +106,26 @@ impl HeadSums<'_> {
         queries: Queries<'_>,
         block: KeyBlock<'_, E>,
         scores: &mut [f32],
+        ahead: [Ahead; 2],
+    ) {
+        self.add_with(simd, queries, block, scores, ahead, |_| ());
+    }
+
+    /// As [`HeadSums::add`], with `change` applied to the scores (heads, n).
+    pub(super) fn add_with<E: Element>(
+        &mut self,
+        simd: Simd,
+        queries: Queries<'_>,
+        block: KeyBlock<'_, E>,
+        scores: &mut [f32],
         [while_keys, while_values]: [Ahead; 2],
+        change: impl FnOnce(&mut [f32]),
     ) {
         let KeyBlock { keys, values, stride } = block;
         let (heads, n) = (self.states.len(), keys.len() * E::LEN / queries.dim);
         let (dim, scores) = (self.sums.len() / heads, &mut scores[..heads * n]);
         simd.run(Scores { queries, heads, keys, out: scores, ahead: while_keys });
+        change(scores);
         vector::softmax_blocks(simd, scores, self.states, self.sums);
         let sums = &mut *self.sums;
         simd.run(WeightedSums { weights: scores, values, stride, dim, sums, ahead: while_values });

@@ -5,8 +5,8 @@ use super::simd::Simd;
 use super::vector;
 use crate::Result;
 use crate::graph::{
-    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
-    StreamGateOp,
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, SoftmaxMixOp,
+    StreamAddOp, StreamGateOp,
 };
 
 impl CpuOp for HyperWeightsOp {
@@ -77,6 +77,25 @@ impl CpuOp for StreamGateOp {
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             let inputs = [op.keys, op.queries, op.value].map(|value| cpu.values.row(value, row));
             stream_gate(simd, inputs, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for SoftmaxMixOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let simd = cpu.context.simd;
+        let rows = cpu.values.rows(self.values[0]);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let mut weights: Vec<f32> =
+                self.logits.iter().map(|logit| cpu.values.row(*logit, row)[0]).collect();
+            let best = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            weights.iter_mut().for_each(|w| *w = (*w - best).exp());
+            let sum: f32 = weights.iter().sum();
+            out.fill(0.0);
+            for (value, weight) in self.values.iter().zip(&weights) {
+                vector::axpy_f32(simd, weight / sum, cpu.values.row(*value, row), out);
+            }
         });
         Ok(())
     }

@@ -32,7 +32,8 @@ impl CpuOp for LatentAttentionOp {
             let [q_rope, k_rope] =
                 rotated.map(|both| both.map(|value| cpu.values.of(value))).unwrap_or_default();
             let choices = chosen.map(|how| Choices { how, blocks: cpu.values.of(how.blocks) });
-            let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices };
+            let sinks = sinks.map(|s| &cpu.vectors[s.0][..]);
+            let seen = Seen { sinks, choices, by_distance: None };
             let inputs = LatentInputs { q_nope, q_rope, c, k_rope, seen, weights, tensors: &cpu.weights };
             let cache = &mut cpu.latent_caches[self.cache.0];
             cache.attend(&cpu.context, &mut cpu.latent, &inputs, call.batch.spans, out)

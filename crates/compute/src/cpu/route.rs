@@ -96,6 +96,12 @@ impl Choice {
                 Some(groups) => keep_groups(&ranks, groups, &mut order),
                 None => order.extend(0..route.experts as u32),
             }
+            if route.groups.is_some_and(|groups| groups.rank == GroupRank::BestTwoElseZero) {
+                let others = (0..route.experts as u32).filter(|id| order.binary_search(id).is_err());
+                others.for_each(|id| ranks[id as usize] = 0.0);
+                order.clear();
+                order.extend(0..route.experts as u32);
+            }
             let better = |a: &u32, b: &u32| ranks[*b as usize].total_cmp(&ranks[*a as usize]).then(a.cmp(b));
             if route.top_k < order.len() {
                 order.select_nth_unstable_by(route.top_k - 1, better);
@@ -125,6 +131,10 @@ impl Choice {
         if route.score == Score::SoftmaxOfChosen {
             let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
             score(&logits, Score::Softmax, chosen);
+        }
+        if route.score == Score::SigmoidOfChosen {
+            let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
+            score(&logits, Score::Sigmoid, chosen);
         }
         if route.score == Score::SparseMixer {
             mix(row, order, route.epsilon, chosen);
@@ -159,7 +169,7 @@ fn score(logits: &[f32], score: Score, out: &mut [f32]) {
             out.iter_mut().zip(logits).for_each(|(o, l)| *o = softplus(*l).sqrt());
         }
         Score::Sigmoid => out.iter_mut().zip(logits).for_each(|(o, l)| *o = 1.0 / (1.0 + (-l).exp())),
-        Score::SoftmaxOfChosen | Score::SparseMixer => out.copy_from_slice(logits),
+        Score::SoftmaxOfChosen | Score::SigmoidOfChosen | Score::SparseMixer => out.copy_from_slice(logits),
     }
 }
 
@@ -186,7 +196,7 @@ fn keep_groups(ranks: &[f32], groups: Groups, kept: &mut Vec<u32>) {
             }
         }
         match groups.rank {
-            GroupRank::BestTwo if group.len() > 1 => best + second,
+            GroupRank::BestTwo | GroupRank::BestTwoElseZero if group.len() > 1 => best + second,
             _ => best,
         }
     };

@@ -4,8 +4,8 @@ use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::Result;
 use crate::graph::operation::Operation;
 use crate::graph::{
-    AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp, StandardizeOp,
+    AddOp, BlockFloat, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp,
+    RepeatOp, RoundBlocksOp, SliceOp, StandardizeOp,
 };
 use crate::quant::dequantize_row;
 
@@ -49,6 +49,49 @@ impl CpuOp for BlockRowsOp {
             let (given, beyond) = out.split_at_mut((end - first) * x.width());
             given.copy_from_slice(&cpu.values.of(x)[first * x.width()..end * x.width()]);
             beyond.fill(0.0);
+        });
+        Ok(())
+    }
+}
+
+/// The exponent of x, and whether x is that power of two.
+fn exponent(x: f32) -> (i32, bool) {
+    ((x.to_bits() >> 23 & 255) as i32 - 127, x.to_bits() << 9 == 0)
+}
+
+/// 2 to a power of a normal number.
+fn power(exponent: i32) -> f32 {
+    f32::from_bits(((exponent.clamp(-126, 127) + 127) as u32) << 23)
+}
+
+/// x rounded to so many bits of mantissa, to fewer from the power `least` of two down; ties to even.
+fn round_to(x: f32, least: i32, mantissa: i32) -> f32 {
+    let step = power(exponent(x).0.max(least) - mantissa);
+    (x / step).round_ties_even() * step
+}
+
+/// Rounds a block to floats of few bits, in place.
+fn round_block(form: BlockFloat, x: &mut [f32]) {
+    let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let above = |x: f32| match exponent(x) {
+        (exponent, true) => power(exponent),
+        (exponent, false) => power(exponent + 1),
+    };
+    let (scale, limit, least, mantissa) = match form {
+        BlockFloat::E4m3 => (above(largest.max(1e-4) / 448.0), 448.0, -6, 3),
+        BlockFloat::E2m1 => (above((largest / 6.0).max(f32::MIN_POSITIVE)), 6.0, 0, 1),
+        BlockFloat::E2m1ByE4m3 => (round_to((largest / 6.0).clamp(power(-9), 448.0), -6, 3), 6.0, 0, 1),
+    };
+    x.iter_mut().for_each(|x| *x = round_to((*x / scale).clamp(-limit, limit), least, mantissa) * scale);
+}
+
+impl CpuOp for RoundBlocksOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, block, form } = *self;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            out.chunks_exact_mut(block).for_each(|block| round_block(form, block));
         });
         Ok(())
     }

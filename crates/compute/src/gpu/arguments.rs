@@ -703,6 +703,7 @@ impl From<Activation> for ActivationConstants {
             Activation::SquaredRelu => (4, 0.0, 0.0),
             Activation::GeGlu => (5, 0.0, 0.0),
             Activation::Bilinear => (6, 0.0, 0.0),
+            Activation::SituGlu { .. } => unreachable!("refused: there is no kernel of it"),
         };
         Self { kind, alpha, limit }
     }
@@ -717,6 +718,7 @@ impl RouteConstants {
             Score::SoftmaxOfChosen => 2,
             Score::SqrtSoftplus => 3,
             Score::SparseMixer => 4,
+            Score::SigmoidOfChosen => unreachable!("refused: there is no kernel of it"),
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
         let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2 } else { 1 };

@@ -295,7 +295,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         Op::Rope(RopeOp { x, heads, rope, place }) if place == Placement::default() => {
             Step::Rope { x, heads, rope, out }
         }
-        Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
+        Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen, .. }) => {
             Step::Attention { q, k, v, cache, sinks, chosen, prepare: None, out }
         }
         Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {

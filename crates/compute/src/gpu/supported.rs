@@ -2,7 +2,7 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, and states in registers, which are limited.
 
-use crate::graph::{CompressedCacheId, Graph, Op};
+use crate::graph::{Activation, CompressedCacheId, Graph, GroupRank, Op, Score};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
@@ -15,6 +15,9 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
     match op {
         Op::Attention(op) => {
             let shape = graph.caches()[op.cache.0];
+            if op.by_distance.is_some() {
+                return Some("attention that adds to scores by distance");
+            }
             if shape.ahead {
                 return Some("attention to later tokens");
             }
@@ -33,6 +36,12 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::CompressedAttention(op) => too_wide(graph, op.cache),
         Op::BlockAttention(op) => too_wide(graph, op.cache),
         Op::Route(op) => {
+            if op.route.score == Score::SigmoidOfChosen {
+                return Some("routers that choose by logits and weigh by sigmoids");
+            }
+            if op.route.groups.is_some_and(|groups| groups.rank == GroupRank::BestTwoElseZero) {
+                return Some("routers that choose of other groups by zero");
+            }
             if op.route.experts > 1024 {
                 return Some("routers of more than 1024 experts");
             }
@@ -46,13 +55,18 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
         Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
-        Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
+        Op::MoeExperts(op) => {
+            situ(op.mlp.activation).or_else(|| (!op.low_rank.is_empty()).then_some("adapters"))
+        }
+        Op::Activate(op) => situ(op.activation),
         Op::Clamp(op) => (op.limits[0] != -op.limits[1]).then_some("limits of two sizes"),
         Op::InputRows(_)
         | Op::Standardize(_)
         | Op::Join(_)
         | Op::BlockRows(_)
         | Op::Gelu(_)
+        | Op::RoundBlocks(_)
+        | Op::SoftmaxMix(_)
         | Op::BidirectionalAttention(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
@@ -65,7 +79,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::GroupedLinear(_)
         | Op::RmsNorm(_)
         | Op::LayerNorm(_)
-        | Op::Activate(_)
         | Op::ScaledSilu(_)
         | Op::Gate(_)
         | Op::Rope(_)
@@ -82,6 +95,11 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::StreamAdd(_)
         | Op::StreamGate(_) => None,
     }
+}
+
+/// An activation that no kernel has.
+fn situ(activation: Activation) -> Option<&'static str> {
+    matches!(activation, Activation::SituGlu { .. }).then_some("SiTU activations")
 }
 
 fn too_wide(graph: &Graph, cache: CompressedCacheId) -> Option<&'static str> {

@@ -33,6 +33,14 @@ pub enum Activation {
     /// gelu(gate) ⊙ up, with gelu(x) = x · sigmoid(√(8/π) · (x + 0.044715 x³)), the form by the hyperbolic tangent (Hendrycks &
     /// Gimpel 2016; Gemma 4).
     GeGlu,
+    /// beta · tanh(gate / beta) · sigmoid(gate) ⊙ up, with up as linear_beta · tanh(up / linear_beta) if there is such a number
+    /// (Kimi-K3, mlx-lm's `kimi_k3.py`).
+    SituGlu {
+        /// Limit of what replaces gate before the sigmoid's product.
+        beta: f32,
+        /// Limit of up.
+        linear_beta: Option<f32>,
+    },
     /// gate ⊙ up (Shazeer 2020: *bilinear*).
     Bilinear,
     /// relu(up)², without a gate (So et al., *Primer*, 2021; Nemotron-H).
@@ -48,6 +56,7 @@ impl Activation {
             Self::ClampedSwiGlu { .. } => "clamped_swiglu",
             Self::CappedSwiGlu { .. } => "capped_swiglu",
             Self::GeGlu => "geglu",
+            Self::SituGlu { .. } => "situglu",
             Self::Bilinear => "bilinear",
             Self::SquaredRelu => "squared_relu",
         }
@@ -64,6 +73,9 @@ impl Activation {
             Self::LimitedSwiGlu { limit } => Self::LimitedSwiGlu { limit: limit.abs() },
             Self::ClampedSwiGlu { alpha, limit } => Self::ClampedSwiGlu { alpha, limit: limit.abs() },
             Self::CappedSwiGlu { limit } => Self::CappedSwiGlu { limit: limit.abs() },
+            Self::SituGlu { beta, linear_beta } => {
+                Self::SituGlu { beta: beta.abs(), linear_beta: linear_beta.map(f32::abs) }
+            }
             Self::SwiGlu | Self::GeGlu | Self::Bilinear | Self::SquaredRelu => self,
         }
     }

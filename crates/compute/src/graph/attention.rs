@@ -105,19 +105,27 @@ pub struct AttentionOp {
     pub sinks: Option<WeightId>,
     /// The tokens that are seen; all when absent.
     pub chosen: Option<Chosen>,
+    /// (tokens, heads · extent): added to a head's score of a key that is as far behind the query as the column says; nothing is
+    /// added to those farther behind.
+    pub by_distance: Option<Value>,
 }
 
-refers!(AttentionOp { q, k, v, cache, sinks, chosen });
+refers!(AttentionOp { q, k, v, cache, sinks, chosen, by_distance });
 
 impl Operation for AttentionOp {
     const NAME: &'static str = "attention";
 
     fn width(&self, graph: &GraphBuilder) -> Result<usize> {
-        let (op, Self { q, k, v, sinks, chosen, .. }) = (Self::NAME, *self);
+        let (op, Self { q, k, v, sinks, chosen, by_distance, .. }) = (Self::NAME, *self);
         let shape = graph.caches[self.cache.0];
         check_chosen(op, chosen, shape.heads)?;
         if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
             return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
+        }
+        if let Some(added) = by_distance {
+            check(op, "choices beside what is added by distance", 0, usize::from(chosen.is_some()))?;
+            check(op, "sight ahead beside what is added by distance", 0, usize::from(shape.ahead))?;
+            check(op, "columns left over by heads", 0, added.width % shape.heads.max(1))?;
         }
         if let Some(sinks) = sinks {
             graph.vector(op, "sinks", sinks, shape.heads)?;
@@ -275,7 +283,23 @@ impl GraphBuilder {
     ) -> Result<Value> {
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        self.record(AttentionOp { q, k, v, cache, sinks, chosen })
+        self.record(AttentionOp { q, k, v, cache, sinks, chosen, by_distance: None })
+    }
+
+    /// As [`GraphBuilder::attention`], with `added` to scores by how far a key is behind its query: (tokens, heads · extent)
+    /// values, of which one for each distance below the extent (Inkling, transformers' `modeling_inkling.py`).
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::attention`], and if heads are not equal parts of `added`, or queries see keys after them.
+    pub fn attention_by_distance(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        shape: Attention,
+        added: Value,
+    ) -> Result<Value> {
+        self.caches.push(shape);
+        let cache = CacheId(self.caches.len() - 1);
+        self.record(AttentionOp { q, k, v, cache, sinks: None, chosen: None, by_distance: Some(added) })
     }
 
     /// Appends c and the rotated key to a new cache and attends over it: (tokens, heads · value).

@@ -18,6 +18,8 @@ pub enum Score {
     SqrtSoftplus,
     /// Experts are chosen by logits; weights are the softmax over the chosen (gpt-oss).
     SoftmaxOfChosen,
+    /// Experts are chosen by logits, to which a bias is added; weights are the sigmoid of each (Kolibri-1).
+    SigmoidOfChosen,
     /// Experts are chosen by logits; the weight of each is its part of a softmax over those which were not chosen before it
     /// and are not far below it: a logit l with (c − l) / max(|l|, c) > 2 · [`Route::epsilon`], for the logit c of the
     /// chosen one, takes no part (SparseMixer, Liu et al. 2024, at inference; Phi-3.5-MoE).
@@ -31,6 +33,8 @@ pub enum GroupRank {
     Best,
     /// By the sum of its two best experts (DeepSeek-V3).
     BestTwo,
+    /// The same, where experts of the other groups can still be chosen, by zero in place of their own score (A.X-K2).
+    BestTwoElseZero,
 }
 
 /// Experts are first limited to those of the best groups.
@@ -251,13 +255,16 @@ impl Refers for RouteBy {
 }
 
 impl Groups {
-    /// Experts of the groups that stay.
+    /// Experts that can be chosen.
     fn choosable(&self, op: &'static str, experts: usize) -> Result<usize> {
         check(op, "experts left over by groups", 0, experts % self.count.max(1))?;
         if self.keep == 0 || self.keep > self.count {
             return Err(Error::Shape { op, what: "groups kept", expected: self.count, got: self.keep });
         }
-        Ok(experts / self.count * self.keep)
+        match self.rank {
+            GroupRank::BestTwoElseZero => Ok(experts),
+            GroupRank::Best | GroupRank::BestTwo => Ok(experts / self.count * self.keep),
+        }
     }
 }
 

@@ -215,7 +215,42 @@ impl Operation for StreamGateOp {
     }
 }
 
+/// Σ of values, weighted by the softmax over their logits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SoftmaxMixOp {
+    /// (rows, width) each.
+    pub values: Vec<Value>,
+    /// (rows, 1) each, as many.
+    pub logits: Vec<Value>,
+}
+
+refers!(SoftmaxMixOp { values, logits });
+
+impl Operation for SoftmaxMixOp {
+    const NAME: &'static str = "softmax_mix";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { values, logits }) = (Self::NAME, self);
+        check(op, "logits", values.len(), logits.len())?;
+        let Some(first) = values.first() else {
+            return Err(Error::Shape { op, what: "values", expected: 1, got: 0 });
+        };
+        values.iter().try_for_each(|value| check(op, "width of a value", first.width, value.width))?;
+        logits.iter().try_for_each(|logit| check(op, "width of a logit", 1, logit.width))?;
+        Ok(first.width)
+    }
+}
+
 impl GraphBuilder {
+    /// Σ of `values`, each (rows, width), weighted by the softmax over their `logits`, each (rows, 1) (attention residuals: Kimi
+    /// Team, 2026): (rows, width).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ, or there is not a logit for each value.
+    pub fn softmax_mix(&mut self, values: Vec<Value>, logits: Vec<Value>) -> Result<Value> {
+        self.record(SoftmaxMixOp { values, logits })
+    }
+
     /// The weights of a hyper-connection: (rows, [`HyperConnection::weights`]). `mix` are their logits, a linear function
     /// of x (rows, streams · width), which are divided by the root mean square of x, multiplied by the factor of their
     /// kind and added to `base`. With s of that:

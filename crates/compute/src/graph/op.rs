@@ -8,7 +8,9 @@ use super::activation::{ActivateOp, GateOp, GeluOp, ScaledSiluOp};
 use super::attention::{AttentionOp, BidirectionalAttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
 use super::experts::{MoeExpertsOp, RouteOp};
-use super::hyper::{GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, StreamAddOp, StreamGateOp};
+use super::hyper::{
+    GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, SoftmaxMixOp, StreamAddOp, StreamGateOp,
+};
 use super::linear::{GroupedLinearOp, LinearOp};
 use super::ngrams::NGramEmbedOp;
 use super::norm::{LayerNormOp, RmsNormOp};
@@ -17,7 +19,7 @@ use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
 use super::rope::{HeadScaleOp, PositionScaleOp, RopeOp};
 use super::rows::{
     AddOp, BlockRowsOp, ClampOp, EmbedOp, GatherRowsOp, GivenEmbeddingsOp, InputRowsOp, JoinOp, RepeatOp,
-    SliceOp, StandardizeOp,
+    RoundBlocksOp, SliceOp, StandardizeOp,
 };
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
@@ -70,6 +72,7 @@ ops! { $
     Add(AddOp),
     Standardize(StandardizeOp),
     Clamp(ClampOp),
+    RoundBlocks(RoundBlocksOp),
     Slice(SliceOp),
     Repeat(RepeatOp),
     InputRows(InputRowsOp),
@@ -108,6 +111,7 @@ ops! { $
     GatedMean(GatedMeanOp),
     StreamAdd(StreamAddOp),
     StreamGate(StreamGateOp),
+    SoftmaxMix(SoftmaxMixOp),
     #[cfg(test)]
     CpuOnly(CpuOnlyOp),
 }

@@ -4,9 +4,9 @@
 //! called follow from that, so that nothing else has to know every operation.
 
 use super::{
-    Activation, BlockChoice, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertLowRank, ExpertSetId, Gate,
-    Gelu, GraphBuilder, HyperConnection, LatentCacheId, LowRank, NGrams, Placement, PositionScale, Precision,
-    Route, Routing, SsmScan, StateId, Value, WeightId, Weighted, WindowPool,
+    Activation, BlockChoice, BlockFloat, CacheId, Chosen, CompressedCacheId, DeltaRule, ExpertLowRank,
+    ExpertSetId, Gate, Gelu, GraphBuilder, HyperConnection, LatentCacheId, LowRank, NGrams, Placement,
+    PositionScale, Precision, Route, Routing, SsmScan, StateId, Value, WeightId, Weighted, WindowPool,
 };
 use crate::Result;
 
@@ -103,6 +103,12 @@ impl<T: Refers> Refers for Option<T> {
     }
 }
 
+impl Refers for Vec<Value> {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        self.iter_mut().for_each(|own| own.visit(visitor));
+    }
+}
+
 impl Refers for Vec<LowRank> {
     fn visit(&mut self, visitor: &mut dyn Visitor) {
         visitor.low_rank(self);
@@ -159,7 +165,7 @@ macro_rules! parameters {
 }
 
 parameters! {
-    usize, f32, bool, Activation, BlockChoice, DeltaRule, Gate, Gelu, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
+    usize, f32, bool, Activation, BlockChoice, BlockFloat, DeltaRule, Gate, Gelu, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
     Weighted, WindowPool,
 }
 

@@ -211,6 +211,39 @@ impl Operation for JoinOp {
     }
 }
 
+/// Floats of few bits with a scale for each block, to which what they hold is rounded: DeepSeek-V4.1's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockFloat {
+    /// e4m3, with powers of two as scales: the least by which the largest of a block is at most 448, and that of 1e-4.
+    E4m3,
+    /// e2m1, with powers of two as scales: the least by which the largest of a block is at most 6.
+    E2m1,
+    /// e2m1, with the largest of a block divided by 6 as scales, which are rounded to e4m3.
+    E2m1ByE4m3,
+}
+
+/// Rounds blocks. See [`round_blocks`](super::GraphBuilder::round_blocks).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RoundBlocksOp {
+    /// (rows, width).
+    pub x: Value,
+    /// Columns of a block.
+    pub block: usize,
+    /// What they are rounded to.
+    pub form: BlockFloat,
+}
+
+refers!(RoundBlocksOp { x, block, form });
+
+impl Operation for RoundBlocksOp {
+    const NAME: &'static str = "round_blocks";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        check(Self::NAME, "columns left over by blocks", 0, self.x.width % self.block.max(1))?;
+        Ok(self.x.width)
+    }
+}
+
 /// Keeps the rows whose logits were asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatherRowsOp {
@@ -261,6 +294,15 @@ impl GraphBuilder {
     /// [`Error::Shape`] if widths differ.
     pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
         self.record(AddOp { a, b })
+    }
+
+    /// x rounded to floats of few bits, with a scale for each `block` of columns (as DeepSeek-V4.1 keeps what it attends to,
+    /// mlx-lm's `deepseek_v41.py`).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if blocks are not equal parts of a row.
+    pub fn round_blocks(&mut self, x: Value, block: usize, form: BlockFloat) -> Result<Value> {
+        self.record(RoundBlocksOp { x, block: block.max(1), form })
     }
 
     /// x limited to ±|limit|.

@@ -21,6 +21,11 @@ pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
         }
         Activation::CappedSwiGlu { limit } => swiglu(gate, 1.0).min(limit) * up.clamp(-limit, limit),
         Activation::GeGlu => gelu(gate) * up,
+        Activation::SituGlu { beta, linear_beta } => {
+            let capped = |x: f32, limit: f32| f64::from(limit) * (f64::from(x) / f64::from(limit)).tanh();
+            let up = linear_beta.map_or(f64::from(up), |limit| capped(up, limit));
+            (capped(gate, beta) / (1.0 + (-f64::from(gate)).exp()) * up) as f32
+        }
         Activation::Bilinear => gate * up,
         Activation::SquaredRelu => squared_relu(up),
     }

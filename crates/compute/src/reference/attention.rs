@@ -22,7 +22,12 @@ pub fn visible(shape: &Attention, position: usize, last: usize) -> Range<usize> 
 /// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax. Nothing to
 /// see gives zeros.
 pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, sink: Option<f32>, out: &mut [f32]) {
-    let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).chain(sink).collect();
+    attend_with(keys.iter().map(|k| dot(q, k) * scale).collect(), values, sink, out);
+}
+
+/// As [`attend`], by the scores of the keys.
+fn attend_with(mut scores: Vec<f32>, values: &[&[f32]], sink: Option<f32>, out: &mut [f32]) {
+    scores.extend(sink);
     let probabilities = softmax(&scores);
     for (i, o) in out.iter_mut().enumerate() {
         *o = probabilities.iter().zip(values).map(|(p, v)| p * f64::from(v[i])).sum::<f64>() as f32;
@@ -67,8 +72,10 @@ impl ReferenceOp for AttentionOp {
         let sinks = self.sinks.map(|s| own.vector(s)).transpose()?;
         let chosen = self.chosen.map(|chosen| (chosen, call.of(chosen.blocks)));
         let inputs = [self.q, self.k, self.v].map(|value| call.of(value));
+        let by_distance = self.by_distance.map(|added| call.of(added));
         call.batch.check_sees()?;
-        Ok(Outcome::Rows(own.attention(self.cache.0, inputs, sinks.as_deref(), chosen, call.batch)))
+        let seen = (sinks.as_deref(), chosen);
+        Ok(Outcome::Rows(own.attention(self.cache.0, inputs, seen, by_distance, call.batch)))
     }
 }
 
@@ -113,8 +120,8 @@ impl Interpreter {
         &mut self,
         cache: usize,
         [q, k, v]: [&Matrix; 3],
-        sinks: Option<&[f32]>,
-        chosen: Option<(Chosen, &Matrix)>,
+        (sinks, chosen): (Option<&[f32]>, Option<(Chosen, &Matrix)>),
+        by_distance: Option<&Matrix>,
         batch: &Batch<'_>,
     ) -> Matrix {
         let shape = self.graph.caches[cache];
@@ -133,7 +140,7 @@ impl Interpreter {
                     continue;
                 }
                 for head in 0..shape.heads {
-                    let positions = match chosen {
+                    let positions: Vec<usize> = match chosen {
                         Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
                         None => visible(&shape, position, batch.sees(span, row)).collect(),
                     };
@@ -144,7 +151,15 @@ impl Interpreter {
                     let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[value_at.clone()]).collect();
                     let sink = sinks.map(|s| s[head]);
                     let out = &mut out[row][part(head, value_dim)];
-                    attend(&q[row][part(head, dim)], &keys, &values, shape.scale, sink, out);
+                    let added = |p: &usize| {
+                        let all = by_distance.map(|added| &added[row]);
+                        let extent = all.map_or(0, |all| all.len() / shape.heads);
+                        let own = all.map(|all| &all[part(head, extent)]);
+                        own.and_then(|own| own.get(position.checked_sub(*p)?)).copied().unwrap_or(0.0)
+                    };
+                    let query = &q[row][part(head, dim)];
+                    let score = |(key, p): (&&[f32], &usize)| dot(query, key) * shape.scale + added(p);
+                    attend_with(keys.iter().zip(&positions).map(score).collect(), &values, sink, out);
                 }
             }
         }

@@ -15,7 +15,9 @@ fn scores(logits: &[f32], score: Score) -> Vec<f64> {
         Score::Softmax => softmax(logits),
         Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
         Score::SqrtSoftplus => logits.iter().map(|l| softplus(f64::from(*l)).sqrt()).collect(),
-        Score::SoftmaxOfChosen | Score::SparseMixer => logits.iter().map(|l| f64::from(*l)).collect(),
+        Score::SoftmaxOfChosen | Score::SigmoidOfChosen | Score::SparseMixer => {
+            logits.iter().map(|l| f64::from(*l)).collect()
+        }
     }
 }
 
@@ -24,23 +26,29 @@ fn scores(logits: &[f32], score: Score) -> Vec<f64> {
 /// not vanish by not being chosen. Source: transformers' routers.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
     let scores = scores(logits, route.score);
-    let biased = |e: usize| scores[e] + bias.map_or(0.0, |b| f64::from(b[e]));
+    let mut ranks: Vec<f64> =
+        scores.iter().enumerate().map(|(e, score)| score + bias.map_or(0.0, |b| f64::from(b[e]))).collect();
     let mut order: Vec<usize> = (0..scores.len()).collect();
     if let Some(groups) = route.groups {
         let size = scores.len() / groups.count;
         let rank = |group: usize| {
-            let mut best: Vec<f64> = (group * size..(group + 1) * size).map(biased).collect();
+            let mut best = ranks[group * size..(group + 1) * size].to_vec();
             best.sort_by(|a, b| b.total_cmp(a));
             match groups.rank {
                 GroupRank::Best => best[0],
-                GroupRank::BestTwo => best.iter().take(2).sum(),
+                GroupRank::BestTwo | GroupRank::BestTwoElseZero => best.iter().take(2).sum(),
             }
         };
         let mut ranked: Vec<usize> = (0..groups.count).collect();
         ranked.sort_by(|a, b| rank(*b).total_cmp(&rank(*a)).then(a.cmp(b)));
-        order.retain(|e| ranked[..groups.keep].contains(&(e / size)));
+        let kept = |e: &usize| ranked[..groups.keep].contains(&(e / size));
+        if groups.rank == GroupRank::BestTwoElseZero {
+            order.iter().filter(|e| !kept(e)).for_each(|e| ranks[*e] = 0.0);
+        } else {
+            order.retain(kept);
+        }
     }
-    order.sort_by(|a, b| biased(*b).total_cmp(&biased(*a)).then(a.cmp(b)));
+    order.sort_by(|a, b| ranks[*b].total_cmp(&ranks[*a]).then(a.cmp(b)));
     order.truncate(route.top_k);
     weigh(logits, &scores, order, route)
 }
@@ -68,6 +76,7 @@ fn mixed(logits: &[f32], order: &[usize], epsilon: f32) -> Vec<f64> {
 fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Vec<(u32, f32)> {
     let chosen: Vec<f64> = match route.score {
         Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
+        Score::SigmoidOfChosen => order.iter().map(|e| f64::from(sigmoid(logits[*e]))).collect(),
         Score::SparseMixer => mixed(logits, &order, route.epsilon),
         _ => order.iter().map(|e| scores[*e]).collect(),
     };

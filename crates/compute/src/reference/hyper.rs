@@ -4,8 +4,8 @@ use super::attention::softmax;
 use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp, dot, sigmoid};
 use crate::Result;
 use crate::graph::{
-    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
-    StreamGateOp,
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, SoftmaxMixOp,
+    StreamAddOp, StreamGateOp,
 };
 
 /// Weights of a row from its streams x and their logits.
@@ -150,5 +150,20 @@ impl ReferenceOp for StreamGateOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let rows = call.of(self.keys).iter().zip(call.of(self.queries)).zip(call.of(self.value));
         Ok(Outcome::Rows(rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()))
+    }
+}
+
+impl ReferenceOp for SoftmaxMixOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let row = |row: usize| {
+            let logits: Vec<f32> = self.logits.iter().map(|logit| call.of(*logit)[row][0]).collect();
+            let weights = softmax(&logits);
+            let part = |c: usize| {
+                let terms = self.values.iter().zip(&weights);
+                terms.map(|(value, weight)| weight * f64::from(call.of(*value)[row][c])).sum::<f64>() as f32
+            };
+            (0..self.values[0].width()).map(part).collect()
+        };
+        Ok(Outcome::Rows((0..call.of(self.values[0]).len()).map(row).collect()))
     }
 }

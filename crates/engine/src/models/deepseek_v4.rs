@@ -5,7 +5,7 @@
 //! Source: transformers `modeling_deepseek_v4.py`; published checkpoints have other names for modules, which transformers
 //! writes too, and GGUF files (architecture `deepseek4`) a third kind.
 
-mod attention;
+pub(super) mod attention;
 
 use moeflux_compute::graph::{
     Activation, ExpertMlp, HyperConnection, HyperKind, Precision, Route, Routing, Score, Value, WeightId,

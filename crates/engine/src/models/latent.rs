@@ -66,6 +66,9 @@ pub struct More {
     pub gate: Option<&'static str>,
     /// The same with one gate for each head.
     pub head_gate: Option<&'static str>,
+    /// In place of what makes queries: a linear layer of their latent, normed and then as it is, which gives each head's query and
+    /// the logits of its gates (A.X-K2).
+    pub gated_queries: Option<&'static str>,
 }
 
 /// What says how queries grow with their position.
@@ -100,6 +103,14 @@ impl Latent {
     /// [`crate::Error::Config`] for what is missing or does not fit.
     pub fn without_positions(config: &Config<'_>, r: &mut Recorder, heads: usize) -> Result<Self> {
         Self::of(config, r, heads, 0)
+    }
+
+    /// Reads the shape of attention whose heads have channels for positions that are not rotated.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for what is missing or does not fit.
+    pub fn unrotated(config: &Config<'_>, r: &mut Recorder, heads: usize) -> Result<Self> {
+        Self::of(config, r, heads, config.size("qk_rope_head_dim")?)
     }
 
     /// Reads the shape with `rope` channels for positions, which are not rotated yet.
@@ -256,13 +267,22 @@ pub fn attention_in(
     let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
     let q_width = heads * (nope + rope);
     let kv_a = module("kv_a_proj_with_mqa");
+    let mut gate = None;
     let (q, kv, chosen) = match latent.q_lora_rank {
         Some(q_rank) => {
-            let q = r.linear(h, &module("q_a_proj"), q_rank, Precision::Fast)?;
+            let low = r.linear(h, &module("q_a_proj"), q_rank, Precision::Fast)?;
             let kv = r.linear(h, &kv_a, rank + rope, Precision::Fast)?;
-            let q = r.rms_norm(q, &module("q_a_layernorm"), 1, eps)?;
+            let q = r.rms_norm(low, &module("q_a_layernorm"), 1, eps)?;
             let chosen = choose(r, [h, q])?;
-            (r.linear(q, &module("q_b_proj"), q_width, Precision::Fast)?, kv, chosen)
+            let q = if let Some(name) = latent.more.gated_queries {
+                let both = r.graph.join(q, low);
+                let all = r.linear(both, &module(name), q_width + heads * value, Precision::Fast)?;
+                gate = Some(r.graph.slice(all, heads, nope + rope, value)?);
+                r.graph.slice(all, heads, 0, nope + rope)?
+            } else {
+                r.linear(q, &module("q_b_proj"), q_width, Precision::Fast)?
+            };
+            (q, kv, chosen)
         }
         None => {
             let q = r.linear(h, &module("q_proj"), q_width, Precision::Fast)?;
@@ -305,7 +325,9 @@ pub fn attention_in(
     let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
     let mut mixed = r.graph.latent_attention(inputs, weights, shape)?;
     if let Some(name) = latent.more.gate {
-        let gate = r.linear(h, &module(name), heads * value, Precision::Fast)?;
+        gate = Some(r.linear(h, &module(name), heads * value, Precision::Fast)?);
+    }
+    if let Some(gate) = gate {
         mixed = r.graph.sigmoid_gate(mixed, gate)?;
     }
     if let Some(name) = latent.more.head_gate {

@@ -4,6 +4,7 @@ mod afmoe;
 mod arctic;
 pub mod assumed;
 mod axk1;
+mod axk2;
 mod bailing_hybrid;
 mod bailing_moe;
 mod beam;
@@ -16,6 +17,7 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dots1;
 mod draft;
 mod ernie4_5_moe;
@@ -36,9 +38,12 @@ mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
+mod inkling;
 mod jamba;
+mod kimi_k3;
 mod kimi_linear;
 mod klear;
+mod kolibri1;
 mod laguna;
 mod latent;
 mod lfm2_moe;
@@ -165,6 +170,11 @@ pub const FAMILIES: &[Family] = &[
     deepseek::FAMILY,
     klear::FAMILY,
     arctic::FAMILY,
+    kimi_k3::FAMILY,
+    deepseek_v41::FAMILY,
+    axk2::FAMILY,
+    kolibri1::FAMILY,
+    inkling::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
@@ -355,7 +365,9 @@ fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint, names: &Names) -> 
 
 /// What the configuration says of sizes that a family takes from tensors.
 fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
-    if let Some(size) = config.positions("vocab_size")?
+    // Of a table of embeddings with rows that are no tokens.
+    let tokens = config.positions("unpadded_vocab_size")?.unwrap_or(usize::MAX);
+    if let Some(size) = config.positions("vocab_size")?.map(|size| size.min(tokens))
         && size != model.graph.vocab_size()
     {
         let expected = format!("the {} rows of the embedding", model.graph.vocab_size());

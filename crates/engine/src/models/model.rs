@@ -89,6 +89,11 @@ pub enum Form {
     Widened,
     /// f32 matrices: columns that are stored as rows.
     Transposed,
+    /// The same, that matrix so many times below itself.
+    TransposedEach {
+        /// At least 1.
+        times: usize,
+    },
     /// f32, as small vectors are whatever they are stored as.
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
@@ -109,6 +114,16 @@ pub enum Form {
     F32NegativeExp,
     /// f32, 0 as many times as values are stored, which are not looked at: what no tensor has.
     Zeros,
+    /// f32, and behind them `count` numbers so large that a router chooses those first.
+    Followed {
+        /// How many.
+        count: usize,
+    },
+    /// f32, 0 `count` times, whatever is stored: what no tensor has.
+    NoneOf {
+        /// At least 1.
+        count: usize,
+    },
     /// f32, A of lightning attention of each of as many heads as values are stored, which are not looked at: what no tensor has.
     Slopes {
         /// The layer it is in.
@@ -118,18 +133,23 @@ pub enum Form {
     },
 }
 
+/// Added to scores of what a router always chooses.
+const CHOSEN_FIRST: f32 = 1e9;
+
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
             Self::Stored
             | Self::Widened
             | Self::Transposed
+            | Self::TransposedEach { .. }
+            | Self::Followed { .. }
             | Self::F32
             | Self::Ids { .. }
             | Self::Repeated { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
-            Self::Zeros | Self::Slopes { .. } => 0.0,
+            Self::Zeros | Self::NoneOf { .. } | Self::Slopes { .. } => 0.0,
         }
     }
 }
@@ -177,7 +197,10 @@ impl Model {
             return self.ids(&source.stored, &tensor, words, below);
         }
         if source.form == Form::Transposed {
-            return transposed(&tensor);
+            return transposed(&tensor, 1);
+        }
+        if let Form::TransposedEach { times } = source.form {
+            return transposed(&tensor, times);
         }
         if source.form == Form::Widened {
             return widened(&tensor, &source.rows());
@@ -191,6 +214,12 @@ impl Model {
             stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
         if let Form::Slopes { layer, layers } = source.form {
             lightning_slopes(&mut values, layer, layers);
+        }
+        if let Form::Followed { count } = source.form {
+            values.extend(std::iter::repeat_n(CHOSEN_FIRST, count));
+        }
+        if let Form::NoneOf { count } = source.form {
+            values = vec![0.0; count];
         }
         if let Form::Repeated { times } = source.form {
             values = values.into_iter().flat_map(|value| std::iter::repeat_n(value, times)).collect();
@@ -300,11 +329,11 @@ fn lightning_slopes(a: &mut [f32], layer: usize, layers: usize) {
 }
 
 /// `tensor` as f32, with its columns as rows.
-fn transposed(tensor: &Tensor) -> Result<Tensor> {
+fn transposed(tensor: &Tensor, times: usize) -> Result<Tensor> {
     let (rows, cols) = (tensor.rows(), tensor.cols());
     let stored = dequantize(tensor.view())?;
     let values: Vec<f32> = (0..rows * cols).map(|i| stored[i % rows * cols + i / rows]).collect();
-    Ok(Tensor::from_f32(cols, rows, &values)?)
+    Ok(Tensor::from_f32(cols * times, rows, &values.repeat(times))?)
 }
 
 /// Rows `rows` of `tensor` as f32.

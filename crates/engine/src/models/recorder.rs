@@ -329,8 +329,13 @@ impl Recorder {
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             Form::Transposed => MatrixSpec { dtype: DType::F32, rows: cols, cols: rows },
+            Form::TransposedEach { times } => {
+                MatrixSpec { dtype: DType::F32, rows: cols.saturating_mul(times), cols: rows }
+            }
+            Form::Followed { count } => MatrixSpec::vector((rows * cols).saturating_add(count)),
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             Form::Repeated { times } => MatrixSpec::vector((rows * cols).saturating_mul(times)),
+            Form::NoneOf { count } => MatrixSpec::vector(count),
             _ => match source.part {
                 WeightPart::EverySecond(first) => {
                     MatrixSpec::vector((rows * cols).saturating_sub(first).div_ceil(2))
@@ -434,6 +439,40 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
         self.add(stored, WeightPart::Whole, Form::Stored)
+    }
+
+    /// A (cols, rows) matrix, `times` below itself, whose columns are the rows of a tensor of its own, without `.weight`; as f32.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn transposed_parameter(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        times: usize,
+    ) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
+        let stored =
+            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
+        if stored.shape != [rows, cols] {
+            let expected = format!("shape [{rows}, {cols}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        self.add(stored, WeightPart::Whole, Form::TransposedEach { times })
+    }
+
+    /// The one value of the tensor `name`, without `.weight`; 1 of an outline.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn required_scalar(&self, name: &str) -> Result<f32> {
+        if self.is_outline() {
+            return Ok(1.0);
+        }
+        let missing =
+            || Error::MissingTensor { path: self.checkpoint.path().into(), tensor: self.resolve(name) };
+        self.scalar(name)?.ok_or_else(missing)
     }
 
     /// Matrices (rows, cols), `count` of them, that are one tensor of its own, without `.weight`, as one of all their rows.
@@ -609,6 +648,23 @@ impl Recorder {
             ));
         }
         self.add(stored, WeightPart::Whole, form)
+    }
+
+    /// As [`Recorder::constants`], of a tensor that may have more values than those first `len`.
+    ///
+    /// # Errors
+    /// As [`Recorder::constants`].
+    pub fn first_constants(&mut self, name: &str, len: usize, form: Form) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        let longer = match &self.outline {
+            Some(_) => None,
+            None => self.checkpoint.weight(&tensor)?.filter(|stored| stored.rows() * stored.cols() > len),
+        };
+        let Some(mut stored) = longer.filter(|stored| stored.planes.len() == 1) else {
+            return self.constants(name, &[len], form);
+        };
+        stored.shape = vec![stored.rows() * stored.cols(), 1];
+        self.add(stored, WeightPart::Rows(std::iter::once(0..len).collect()), form)
     }
 
     /// A norm of each of `groups` equal parts of x.

@@ -111,6 +111,8 @@ impl Lowering<'_> {
             | Op::Join(_)
             | Op::BlockRows(_)
             | Op::Gelu(_)
+            | Op::RoundBlocks(_)
+            | Op::SoftmaxMix(_)
             | Op::BidirectionalAttention(_) => unreachable!("refused"),
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),

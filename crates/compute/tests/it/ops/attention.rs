@@ -67,6 +67,22 @@ pub fn attention_of_chunks() -> Vec<Case> {
     shapes.map(case).into()
 }
 
+/// What a query says for each distance is added to scores.
+pub fn attention_by_distance() -> Vec<Case> {
+    let grouped = Attention::grouped(6, 2, 12, 0.4);
+    let case = |(shape, extent): (Attention, usize)| {
+        let mut r = Recorder::new(6);
+        let [q, k, v] = [6, 2, 2].map(|heads| r.input(heads * 12));
+        let added = r.input(6 * extent);
+        let out = r.graph.attention_by_distance([q, k, v], shape, added).unwrap();
+        r.case(format!("{extent}, {shape:?}"), out).off_devices()
+    };
+    let window = Some(9);
+    [(grouped, 1), (grouped, 7), (grouped, PAGE_TOKENS + 5), (Attention { window, ..grouped }, 9)]
+        .map(case)
+        .into()
+}
+
 /// Rows see others after them.
 pub fn attention_ahead() -> Vec<Case> {
     let case = |window: Option<usize>| {

@@ -89,6 +89,7 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::Embed(_)
         | Op::Add(_)
         | Op::Clamp(_)
+        | Op::RoundBlocks(_)
         | Op::Slice(_)
         | Op::Standardize(_)
         | Op::Repeat(_)
@@ -135,6 +136,6 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::CausalConv1d(_) | Op::GatedDeltaRule(_) | Op::SsmScan(_) => SUMS,
         Op::NGramEmbed(_) => EXACT,
         Op::HyperWeights(_) | Op::HyperCollapse(_) | Op::HyperExpand(_) => SUMS,
-        Op::GatedMean(_) | Op::StreamAdd(_) | Op::StreamGate(_) => SUMS,
+        Op::GatedMean(_) | Op::StreamAdd(_) | Op::StreamGate(_) | Op::SoftmaxMix(_) => SUMS,
     }
 }

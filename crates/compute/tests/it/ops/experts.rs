@@ -121,6 +121,13 @@ pub fn routes_by_other_scores() -> Vec<Case> {
             cases.push(biased_route_case(route, bias, "normal", Random::normal));
         }
     }
+    // Biases that push scores of the best groups below zero, too.
+    for shift in [0.0, 9.0] {
+        let groups = groups(4, 2, GroupRank::BestTwoElseZero);
+        let route = Route { groups, score: Score::Sigmoid, ..base };
+        let logit = move |random: &mut Random| random.normal() - shift;
+        cases.push(biased_route_case(route, true, "or zero", logit).off_devices());
+    }
     // Of logits that are close to each other as often as not, of both signs and all zero.
     for (epsilon, name) in [(0.1, "normal"), (0.3, "normal"), (0.1, "zero")] {
         let route = Route { score: Score::SparseMixer, epsilon, ..Route::softmax(16, 3, false) };
@@ -130,6 +137,14 @@ pub fn routes_by_other_scores() -> Vec<Case> {
     let route = Route { groups: groups(4, 2, GroupRank::BestTwo), score: Score::Sigmoid, ..base };
     cases.push(biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0));
     cases
+}
+
+pub fn routes_by_logits_and_sigmoids() -> Vec<Case> {
+    let case = |(bias, renormalize)| {
+        let route = Route { score: Score::SigmoidOfChosen, ..Route::softmax(24, 5, renormalize) };
+        biased_route_case(route, bias, "normal", Random::normal).off_devices()
+    };
+    [(false, true), (true, false), (true, true)].map(case).into()
 }
 
 /// Experts of random weights; the result of a router on random logits.

@@ -57,6 +57,8 @@ tables! {
     rows::parts_of_rows,
     rows::joined_rows,
     rows::gelus,
+    rows::situ_activations,
+    rows::rounded_blocks,
     rows::given_embeddings,
     rows::blocks_of_rows,
     rows::standardized,
@@ -69,6 +71,7 @@ tables! {
     attention::attention_of_chunks,
     attention::bidirectional_attention,
     attention::attention_ahead,
+    attention::attention_by_distance,
     chosen::chosen_blocks,
     chosen::attention_over_chosen_blocks,
     chosen::latent_attention_over_chosen_blocks,
@@ -80,12 +83,14 @@ tables! {
     streams::hyper_connections,
     streams::independent_streams,
     streams::gated_streams,
+    streams::mixed_values,
     recurrent::convolutions,
     recurrent::state_spaces,
     recurrent::delta_rules,
     recurrent::delta_rules_by_channel,
     experts::routes,
     experts::routes_by_other_scores,
+    experts::routes_by_logits_and_sigmoids,
     experts::routes_with_scales,
     experts::moe_experts_of_every_encoding,
     experts::moe_experts_of_many_shapes,
@@ -96,8 +101,16 @@ tables! {
 }
 
 /// What devices have no kernel of.
-const OFF_DEVICES: [&str; 6] =
-    ["Standardize", "InputRows", "Join", "BlockRows", "Gelu", "BidirectionalAttention"];
+const OFF_DEVICES: [&str; 8] = [
+    "Standardize",
+    "RoundBlocks",
+    "InputRows",
+    "Join",
+    "BlockRows",
+    "Gelu",
+    "BidirectionalAttention",
+    "SoftmaxMix",
+];
 
 /// Every kind of operation has a case on the processor, and one on devices but for a few.
 fn check_complete(cases: impl Iterator<Item = Case>) {

@@ -1,7 +1,9 @@
 //! Operations on single rows.
 
 use moeflux_compute::DType;
-use moeflux_compute::graph::{Activation, Gate, Gelu, Placement, PositionScale, Rope, RopeStyle, Value};
+use moeflux_compute::graph::{
+    Activation, BlockFloat, Gate, Gelu, Placement, PositionScale, Rope, RopeStyle, Value,
+};
 use moeflux_compute::reference::layer_norm;
 
 use super::case::{Batching, Case, LONG, Recorder, VOCABULARY, WHOLE};
@@ -196,6 +198,32 @@ pub fn activations() -> Vec<Case> {
         let x = r.input(width);
         let out = r.graph.squared_relu(x);
         cases.push(r.case(format!("{width}, squared ReLU"), out).in_pairs());
+    }
+    cases
+}
+
+pub fn situ_activations() -> Vec<Case> {
+    let case = |(width, beta, linear_beta)| {
+        let activation = Activation::SituGlu { beta, linear_beta };
+        let mut r = Recorder::new(4);
+        let gate = r.input_of(width, |random| random.normal() * 4.0);
+        let up = r.input_of(width, |random| random.normal() * 4.0);
+        let out = r.graph.activate(activation, Some(gate), up).unwrap();
+        r.case(format!("{width}, {activation:?}"), out).off_devices()
+    };
+    [(1, 4.0, None), (37, 0.5, Some(2.5)), (500, 4.0, Some(25.0))].map(case).into()
+}
+
+pub fn rounded_blocks() -> Vec<Case> {
+    let mut cases = vec![];
+    for form in [BlockFloat::E4m3, BlockFloat::E2m1, BlockFloat::E2m1ByE4m3] {
+        for (blocks, block, size) in [(1, 1, 1.0), (3, 32, 0.01), (2, 16, 30.0), (1, 7, 5e6)] {
+            let mut r = Recorder::new(4);
+            // Halves of steps too, and zeros.
+            let x = r.input_of(blocks * block, |random| (random.normal() * 8.0).round() * size);
+            let out = r.graph.round_blocks(x, block, form).unwrap();
+            cases.push(r.case(format!("{blocks} of {block}, {size}, {form:?}"), out).off_devices());
+        }
     }
     cases
 }

@@ -54,6 +54,17 @@ pub fn independent_streams() -> Vec<Case> {
     [1, 2, 4].map(case).into()
 }
 
+pub fn mixed_values() -> Vec<Case> {
+    let case = |(count, width): (usize, usize)| {
+        let mut r = Recorder::new(5);
+        let values = (0..count).map(|_| r.input(width)).collect();
+        let logits = (0..count).map(|_| r.input(1)).collect();
+        let out = r.graph.softmax_mix(values, logits).unwrap();
+        r.case(format!("{count} of {width}"), out).off_devices()
+    };
+    [(1, 7), (2, 1), (5, 33)].map(case).into()
+}
+
 pub fn gated_streams() -> Vec<Case> {
     let mut cases = vec![];
     for streams in [1, 2, 4] {

@@ -43,8 +43,10 @@ pub struct KimiDelta {
     decay: Decay,
     /// Epsilon of the norm of what heads give.
     eps: f32,
-    /// Whether decays and gates go through as few channels as a head has.
-    low_rank: bool,
+    /// Whether decays go through as few channels as a head has, and whether gates do.
+    low_rank: [bool; 2],
+    /// Whether the rates of decays may be followed by others, which are nobody's.
+    padded: bool,
 }
 
 impl KimiDelta {
@@ -68,13 +70,20 @@ impl KimiDelta {
             kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
             decay,
             eps,
-            low_rank: true,
+            low_rank: [true; 2],
+            padded: false,
         })
     }
 
     /// Of so many heads of so many channels behind kernels of so many tokens, with one layer to decays and one to gates.
     pub fn full_rank([heads, head_dim, kernel]: [usize; 3], decay: Decay, eps: f32) -> Self {
-        Self { heads, head_dim, kernel, decay, eps, low_rank: false }
+        Self { heads, head_dim, kernel, decay, eps, low_rank: [false; 2], padded: false }
+    }
+
+    /// The same with decays through as few channels as a head has, and gates too unless they are `full`; rates may be followed by
+    /// others.
+    pub fn low_rank([heads, head_dim, kernel]: [usize; 3], decay: Decay, eps: f32, full: bool) -> Self {
+        Self { heads, head_dim, kernel, decay, eps, low_rank: [true, !full], padded: true }
     }
 
     /// Linear attention of normed h.
@@ -82,7 +91,7 @@ impl KimiDelta {
     /// # Errors
     /// If weights are missing or do not fit.
     pub fn attention(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let Self { heads, head_dim, kernel, decay, eps, low_rank } = *self;
+        let Self { heads, head_dim, kernel, decay, eps, low_rank: [low_decay, low_gate], padded } = *self;
         let width = heads * head_dim;
         let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let of_gate = |r: &Recorder, name: &str| {
@@ -93,10 +102,20 @@ impl KimiDelta {
             }
         };
         let mixed = |r: &mut Recorder, place: usize, name: &str| -> Result<Value> {
-            let x = r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?;
+            let part = place * width..(place + 1) * width;
+            let joint = module("qkv_proj");
+            let x = if r.has(&joint) {
+                r.linear_part(h, &joint, 3 * width, std::slice::from_ref(&part), Precision::Fast)?
+            } else {
+                r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?
+            };
             let of_mlx = format!("{name}_conv.conv");
-            let taps: WeightId = if r.has(&module("conv1d")) {
-                let part = place * width..(place + 1) * width;
+            let joint = module("qkv_conv.conv");
+            let taps: WeightId = if r.has(&joint) {
+                // One value a row.
+                let part = part.start * kernel..part.end * kernel;
+                r.constants_part(&format!("{joint}.weight"), [3 * width * kernel, 1], part)?
+            } else if r.has(&module("conv1d")) {
                 r.constants_part(&module("conv1d.weight"), [3 * width, kernel], part)?
             } else {
                 let name = if r.has(&module(&of_mlx)) { of_mlx } else { format!("{name}_conv1d") };
@@ -105,7 +124,7 @@ impl KimiDelta {
             Ok(r.graph.causal_conv1d(x, taps, kernel)?)
         };
         let (q, k, v) = (mixed(r, 0, "q")?, mixed(r, 1, "k")?, mixed(r, 2, "v")?);
-        let a = if low_rank {
+        let a = if low_decay {
             let low = r.linear(h, &of_gate(r, "f_a_proj"), head_dim, Precision::F32)?;
             r.linear(low, &of_gate(r, "f_b_proj"), width, Precision::F32)?
         } else {
@@ -114,7 +133,9 @@ impl KimiDelta {
         let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
         // GGUF keeps A itself.
         let form = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
-        let rate = r.constants(&of_gate(r, "A_log"), &[heads], form)?;
+        let name = of_gate(r, "A_log");
+        let rate =
+            if padded { r.first_constants(&name, heads, form)? } else { r.constants(&name, &[heads], form)? };
         let dt_bias = r.constants(&of_gate(r, "dt_bias"), &[width], Form::F32)?;
         let shape = DeltaRule {
             key_heads: heads,
@@ -126,7 +147,7 @@ impl KimiDelta {
         };
         let mixed = r.graph.gated_delta_rule(DeltaInputs { q, k, v, a, b }, rate, dt_bias, shape)?;
         let normed = r.rms_norm(mixed, &module("o_norm"), heads, eps)?;
-        let gate = if low_rank {
+        let gate = if low_gate {
             let low = r.linear(h, &module("g_a_proj"), head_dim, Precision::Fast)?;
             r.linear(low, &module("g_b_proj"), width, Precision::Fast)?
         } else {

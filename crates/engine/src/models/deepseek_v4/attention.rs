@@ -219,7 +219,11 @@ impl Attention {
 
 /// The rotations of sliding layers and of the others: two sets of parameters, or in published configurations two bases, of
 /// which only the second is scaled, without YaRN's magnitude.
-fn ropes(config: &Config<'_>, head_dim: usize, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
+pub(in crate::models) fn ropes(
+    config: &Config<'_>,
+    head_dim: usize,
+    rotary_dim: usize,
+) -> Result<[graph::Rope; 2]> {
     let style = RopeStyle::Interleaved;
     let (main, compress) = (1e4, 1.6e5);
     let config = config.with_rope_sets_only();

@@ -90,6 +90,76 @@ impl Recorder {
         Ok(id)
     }
 
+    /// Declares the experts of `layer` below `mlp`, as many routed ones and after them shared ones as `counts` says, which take
+    /// `hidden` columns: each kind in stacks, gate and up of published checkpoints interleaved.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn experts_with_shared(
+        &mut self,
+        layer: usize,
+        counts: [usize; 2],
+        hidden: usize,
+    ) -> Result<ExpertSetId> {
+        let projections = ["gate_proj", "up_proj", "down_proj"];
+        let names = ExpertNames { module: "mlp.experts", projections };
+        let all = counts[0] + counts[1];
+        if self.outline.is_some() {
+            return self.experts(layer, all, hidden, &names);
+        }
+        let base = self.resolve(&format!("model.layers.{layer}.mlp"));
+        let missing = |tensor: String| Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
+        let stack = |name: String, count: usize| self.stack(&name, count)?.ok_or_else(|| missing(name));
+        let published = format!("{base}.experts.w13_weight");
+        if self.checkpoint.contains(&published) {
+            let mut both = stack(published, counts[0])?;
+            both.extend(stack(format!("{base}.shared_experts.shared_w13_weight"), counts[1])?);
+            let mut down = stack(format!("{base}.experts.w2_weight"), counts[0])?;
+            down.extend(stack(format!("{base}.shared_experts.shared_w2_weight"), counts[1])?);
+            return self.declare_interleaved((layer, hidden), &both, &down);
+        }
+        let mut found = match self.stacked_experts(layer, counts[0], &names)? {
+            Some(found) => found,
+            None => self.separate_experts(layer, counts[0], &names)?,
+        };
+        for (all, part) in found.iter_mut().zip(projections) {
+            all.extend(stack(format!("{base}.shared_experts.{part}"), counts[1])?);
+        }
+        let [gate, up, down] = found;
+        self.declare_experts((layer, all, hidden), Some(&gate), [&up, &down])
+    }
+
+    /// Declares experts of which `both` has the rows of gate and up in turns.
+    fn declare_interleaved(
+        &mut self,
+        (layer, hidden): (usize, usize),
+        both: &[StoredWeight],
+        down: &[StoredWeight],
+    ) -> Result<ExpertSetId> {
+        let inner = both[0].rows() / 2;
+        for (all, shape) in [(both, [2 * inner, hidden]), (down, [hidden, inner])] {
+            let odd = |stored: &&StoredWeight| stored.shape != shape || stored.dtype != all[0].dtype;
+            if let Some(odd) = all.iter().find(odd) {
+                let expected = format!("{} of shape {shape:?}", all[0].dtype);
+                let got = format!("{} {:?}", odd.dtype, odd.shape);
+                return Err(tensor_error(&self.checkpoint, odd, &expected, got));
+            }
+        }
+        let gate = MatrixSpec { dtype: both[0].dtype, rows: inner, cols: hidden };
+        let down_spec = MatrixSpec { dtype: down[0].dtype, rows: hidden, cols: inner };
+        let set = ExpertSet { layer, experts: both.len(), gate: Some(gate), up: gate, down: down_spec };
+        let location = |(both, down): (&StoredWeight, &StoredWeight)| ExpertLocation {
+            form: ExpertForm::Interleaved,
+            gate: both.planes.clone(),
+            up: vec![],
+            down: down.planes.clone(),
+        };
+        let locations = both.iter().zip(down).map(location).collect();
+        let id = self.graph.expert_set(set)?;
+        self.experts.push((set, locations));
+        Ok(id)
+    }
+
     /// Declares the routed experts of `layer`, which have no gate and take `hidden` columns, in whichever form they are
     /// stored: `module` is where they are, below a layer, in Hugging Face checkpoints.
     ///

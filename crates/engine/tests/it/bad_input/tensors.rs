@@ -74,6 +74,8 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
             damage == "one more dimension"
                 || name.starts_with("mtp.")
                 || is_of_vision(name)
+                // As published, followed by others.
+                || fixture.name.contains("kimi_k3") && name.ends_with("A_log") && damage == "a row too many"
                 || is_computed(name)
                 // Of activations, which are not rounded to so few bits here.
                 || name.ends_with(".input_scale")
