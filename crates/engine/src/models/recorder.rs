@@ -6,7 +6,9 @@
 
 mod biased_experts;
 mod experts;
+mod numbers;
 pub mod outline;
+mod parameters;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,7 +16,6 @@ use std::sync::Arc;
 
 use moeflux_compute::DType;
 use moeflux_compute::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
-use moeflux_compute::quant::dequantize;
 
 use super::draft::Draft;
 pub use super::model::Form;
@@ -22,7 +23,7 @@ use super::model::{Model, Source, WeightPart, tensor_error};
 use super::modules::Modules;
 use super::names::Names;
 use crate::checkpoint::elements::element_name;
-use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
+use crate::checkpoint::{Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
 pub use experts::ExpertNames;
@@ -425,147 +426,6 @@ impl Recorder {
         self.add(stored, WeightPart::Whole, Form::Transposed)
     }
 
-    /// A (rows, cols) matrix that is a tensor of its own, without `.weight`.
-    ///
-    /// # Errors
-    /// As [`Recorder::matrix`].
-    pub fn parameter(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId> {
-        let tensor = self.resolve(name);
-        let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
-        let stored =
-            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
-        if stored.shape != [rows, cols] {
-            let expected = format!("shape [{rows}, {cols}]");
-            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
-        }
-        self.add(stored, WeightPart::Whole, Form::Stored)
-    }
-
-    /// A (cols, rows) matrix, `times` below itself, whose columns are the rows of a tensor of its own, without `.weight`; as f32.
-    ///
-    /// # Errors
-    /// As [`Recorder::matrix`].
-    pub fn transposed_parameter(
-        &mut self,
-        name: &str,
-        [rows, cols]: [usize; 2],
-        times: usize,
-    ) -> Result<WeightId> {
-        let tensor = self.resolve(name);
-        let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
-        let stored =
-            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
-        if stored.shape != [rows, cols] {
-            let expected = format!("shape [{rows}, {cols}]");
-            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
-        }
-        self.add(stored, WeightPart::Whole, Form::TransposedEach { times })
-    }
-
-    /// The one value of the tensor `name`, without `.weight`; 1 of an outline.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn required_scalar(&self, name: &str) -> Result<f32> {
-        if self.is_outline() {
-            return Ok(1.0);
-        }
-        let missing =
-            || Error::MissingTensor { path: self.checkpoint.path().into(), tensor: self.resolve(name) };
-        self.scalar(name)?.ok_or_else(missing)
-    }
-
-    /// Matrices (rows, cols), `count` of them, that are one tensor of its own, without `.weight`, as one of all their rows.
-    ///
-    /// # Errors
-    /// As [`Recorder::matrix`].
-    pub fn stacked_parameter(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<WeightId> {
-        let tensor = self.resolve(name);
-        let stored = self.find_tensor(name, &tensor, &[count, rows, cols], Need::Required)?;
-        let mut stored =
-            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
-        if stored.shape != [count, rows, cols] || stored.planes.len() != 1 {
-            let expected = format!("plain values of shape [{count}, {rows}, {cols}]");
-            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
-        }
-        stored.shape = vec![count * rows, cols];
-        self.add(stored, WeightPart::Whole, Form::Stored)
-    }
-
-    /// Whether the checkpoint has the tensor `name`, without `.weight`.
-    pub fn has_parameter(&self, name: &str) -> bool {
-        match &self.outline {
-            Some(outline) => outline.has(name),
-            None => self.checkpoint.contains(&self.resolve(name)),
-        }
-    }
-
-    /// A table of integers below `below` of shape (rows, cols), as f32.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn id_table(&mut self, name: &str, [rows, cols]: [usize; 2], below: usize) -> Result<WeightId> {
-        let tensor = self.resolve(name);
-        if self.outline.is_some() {
-            let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
-            let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
-            let stored = stored.ok_or_else(missing)?;
-            return self.add(stored, WeightPart::Whole, Form::Stored);
-        }
-        let Some(entry) = self.checkpoint.entry(&tensor) else {
-            return Err(Error::MissingTensor { path: self.checkpoint.path().into(), tensor });
-        };
-        // Integers are read as words that have the size of an f32, so that they need no encoding of their own.
-        let words = match &entry.encoding {
-            Encoding::Other(name) if name == "I64" => 2,
-            Encoding::Other(name) if name == "I32" => 1,
-            _ => 0,
-        };
-        let stored = StoredWeight {
-            name: tensor,
-            dtype: DType::F32,
-            shape: vec![rows, cols * words],
-            planes: vec![entry.range],
-        };
-        if entry.shape != [rows, cols] || words == 0 {
-            let got = format!("{} {:?}", entry.encoding, entry.shape);
-            let expected = format!("I32 or I64 of shape [{rows}, {cols}]");
-            return Err(tensor_error(&self.checkpoint, &stored, &expected, got));
-        }
-        self.add(stored, WeightPart::Whole, Form::Ids { words, below })
-    }
-
-    /// The `count` integers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if they are something else, or it cannot be read.
-    pub fn whole_numbers(&self, name: &str, count: usize) -> Result<Option<Vec<u64>>> {
-        let tensor = self.resolve(name);
-        let Some(entry) = self.checkpoint.entry(&tensor) else { return Ok(None) };
-        let fault = |expected: &str, got: String| Error::Tensor {
-            path: self
-                .checkpoint
-                .files()
-                .get(entry.range.file)
-                .map_or_else(|| self.checkpoint.path().into(), |file| file.path().into()),
-            tensor: tensor.clone(),
-            expected: expected.into(),
-            got,
-        };
-        if entry.encoding != Encoding::Other("I64".into()) || entry.shape != [count] {
-            let expected = format!("I64 of shape [{count}]");
-            return Err(fault(&expected, format!("{} {:?}", entry.encoding, entry.shape)));
-        }
-        let mut bytes = vec![0; count * size_of::<i64>()];
-        self.checkpoint.read(&entry.range, &mut bytes)?;
-        let number = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let numbers: Vec<i64> = bytes.chunks_exact(size_of::<i64>()).map(number).collect();
-        match numbers.iter().find(|number| **number < 0) {
-            Some(negative) => Err(fault("numbers that are not negative", negative.to_string())),
-            None => Ok(Some(numbers.into_iter().map(|number| number as u64).collect())),
-        }
-    }
-
     fn stored_vector(
         &mut self,
         module: &str,
@@ -863,53 +723,8 @@ impl Recorder {
         self.optional_vector(&module, part, heads)
     }
 
-    /// The one value of the tensor `name`, without `.weight`, read at once: a number, or without bounds.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`], or [`Error::Tensor`] if it is not one number, or it cannot be read.
-    pub fn limit(&self, name: &str) -> Result<f32> {
-        let (tensor, path) = (self.resolve(name), || self.checkpoint.path().into());
-        match self.values(&tensor)?.as_deref() {
-            None => Err(Error::MissingTensor { path: path(), tensor }),
-            Some([value]) if !value.is_nan() => Ok(*value),
-            Some(values) => Err(Error::Tensor {
-                path: path(),
-                tensor,
-                expected: "one number".into(),
-                got: format!("{} values", values.len()),
-            }),
-        }
-    }
-
     /// The path of the checkpoint.
     pub fn path(&self) -> &std::path::Path {
         self.checkpoint.path()
-    }
-
-    /// The one value of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if it is not one finite value, or it cannot be read.
-    pub fn scalar(&self, name: &str) -> Result<Option<f32>> {
-        let tensor = self.resolve(name);
-        let Some(values) = self.values(&tensor)? else { return Ok(None) };
-        match values[..] {
-            [value] if value.is_finite() => Ok(Some(value)),
-            _ => Err(Error::Tensor {
-                path: self.checkpoint.path().into(),
-                tensor,
-                expected: "one finite value".into(),
-                got: format!("{} values", values.len()),
-            }),
-        }
-    }
-
-    /// A small tensor's values, read at once; `None` if the checkpoint lacks it.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    pub fn values(&self, raw_name: &str) -> Result<Option<Vec<f32>>> {
-        let Some(tensor) = self.checkpoint.tensor(raw_name)? else { return Ok(None) };
-        Ok(Some(dequantize(tensor.view())?))
     }
 }
