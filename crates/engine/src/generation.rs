@@ -80,13 +80,17 @@ impl TextModel {
         Ok(Self { engine, tokenizer, template })
     }
 
-    /// Gets everything ready that the first answer would wait for: [`Engine::warm_up`], and what a tokenizer makes when it is
-    /// first used.
+    /// Gets everything ready that the first answer would wait for: [`Engine::warm_up`], and what a template and a tokenizer
+    /// make when they are first used.
     ///
     /// # Errors
     /// As [`Engine::warm_up`].
     pub fn warm_up(&mut self) -> Result<()> {
-        self.tokenizer.encode("Hello, world", AddSpecial::No)?;
+        // What a template refuses is refused when it is asked for.
+        let hello = json!({"role": "user", "content": "Hello, world"});
+        if self.encode_chat(&[hello]).is_err() {
+            self.tokenizer.encode("Hello, world", AddSpecial::No)?;
+        }
         self.engine.warm_up()
     }
 
