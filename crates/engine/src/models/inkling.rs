@@ -230,14 +230,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     }
 
     r.graph.scope("lm_head");
-    let rows = r.graph.gather_rows(x);
-    let h = r.rms_norm(rows, "model.norm", 1, eps)?;
+    let h = r.rms_norm(x, "model.norm", 1, eps)?;
     let key = "logits_mup_width_multiplier";
     let divisor = config.number(key)?.unwrap_or(24.0);
     if divisor == 0.0 {
         return Err(config.unsupported(key, "a number that is not 0"));
     }
     let h = r.graph.position_scale(h, PositionScale::constant(divisor.recip() as f32));
+    let h = r.graph.gather_rows(h);
     let vocab_size = r.graph.matrix(table).rows;
     // Rows beyond these are padding, which some checkpoints do not have.
     let real = config.positions("unpadded_vocab_size")?.unwrap_or(vocab_size).min(vocab_size);
