@@ -48,7 +48,7 @@ def _config(linear: dict[str, Any] | None = None, tie: bool = False, **changes: 
 
 CASES = [
     # As published: gates, blocks of residuals of which the last is not full, experts in a latent space.
-    ("kimi_k3_basic", 1, _config()),
+    ("kimi_k3_basic", 7, _config()),
     # No blocks, low-rank gates, queries without a latent, no shared experts, experts at the residual stream's width in groups,
     # every second layer dense, limits that show, embeddings that are the head too.
     (

@@ -59,8 +59,17 @@ fn relatives(name: &str) -> Vec<String> {
         let start = name.find(key)? + key.len();
         Some(name[..start + name[start..].find('.')? + 1].to_owned())
     });
-    let top = ["embed_tokens", "embeddings", "wte.", "lm_head", "vocab_size", "token_embd", "output."]
-        .map(str::to_owned);
+    let top = [
+        "embed_tokens",
+        "model.embed",
+        "embeddings",
+        "wte.",
+        "lm_head",
+        "vocab_size",
+        "token_embd",
+        "output.",
+    ]
+    .map(str::to_owned);
     let near = layer.map_or(top.to_vec(), |layer| vec![layer]);
     [near, vec!["split.tensors.count".to_owned()]].concat()
 }

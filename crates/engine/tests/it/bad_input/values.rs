@@ -88,6 +88,14 @@ fn a_weight_that_is_not_a_number_is_named() {
             }
         },
         |case, (name, folder, outcome)| match outcome {
+            // Inkling's shared experts are the last of the routed ones, which are always chosen.
+            Err(error @ Error::NotFinite { .. })
+                if case.contains("inkling")
+                    && name.contains("shared_experts")
+                    && error.to_string().contains(" of expert ") =>
+            {
+                refused += 1;
+            }
             Err(error @ (Error::NotFinite { .. } | Error::Tensor { .. })) => {
                 refused += 1;
                 unclear.extend(unclear_message(case, &error, &folder, &named_as(&name)));
