@@ -12,7 +12,7 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 19] = [
+const OF_SEVERAL_KINDS: [&str; 21] = [
     "eos_token_id",
     "rope_theta",
     "layer_rope_theta",
@@ -22,6 +22,8 @@ const OF_SEVERAL_KINDS: [&str; 19] = [
     "linear_attn_beta_factor",
     "mlp_alpha_factor",
     "mlp_beta_factor",
+    "beta_fast",
+    "beta_slow",
     "time_step_limit",
     "query_pre_attn_scalar",
     "moe_topk",

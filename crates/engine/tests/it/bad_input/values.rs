@@ -55,6 +55,8 @@ fn may_be_unused(name: &str) -> bool {
     let activations = [".input_scale", ".input_global_scale"].iter().any(|end| name.ends_with(end));
     late || activations
         || name.contains("expert")
+        // Before the first layer there is nothing to mix.
+        || name.contains(".layers.0.self_attention_res_")
         || name.starts_with("mtp.")
         || is_of_vision(name)
         || is_computed(name)
