@@ -182,7 +182,7 @@ impl Attention {
             return Ok(());
         }
         let block = config.optional_size("candidate_block_size")?.unwrap_or(8);
-        let positions = (blocks.saturating_mul(block) + 1).saturating_mul(stride) - 1;
+        let positions = blocks.saturating_mul(block).saturating_add(1).saturating_mul(stride) - 1;
         r.limit_context(Some(positions));
         match config.context() {
             Some(wanted) if wanted > positions => {

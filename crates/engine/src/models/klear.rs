@@ -63,8 +63,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
         shared: None,
     };
-    let width =
-        config.count("n_shared_experts")?.unwrap_or(1).max(1) * config.size("moe_intermediate_size")?;
+    let shared = config.count("n_shared_experts")?.unwrap_or(1).max(1);
+    let width = config.size("moe_intermediate_size")?.saturating_mul(shared);
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for layer in 0..d.layers {
