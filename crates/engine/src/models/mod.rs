@@ -203,6 +203,15 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
         return name.map(str::to_owned).ok_or_else(|| missing("general.architecture"));
     }
     let config = checkpoint.config();
+    let fault = |key: &str, expected: &str, got: &serde_json::Value| Error::Config {
+        path: checkpoint.config_path(),
+        key: key.into(),
+        expected: expected.into(),
+        got: got.to_string(),
+    };
+    if let Some(odd) = config.get("model_type").filter(|own| !own.is_null() && !own.is_string()) {
+        return Err(fault("model_type", "a string", odd));
+    }
     let of =
         |config: &serde_json::Value| config.get("model_type").and_then(|v| v.as_str()).map(str::to_owned);
     let known = |name: &String| FAMILIES.iter().any(|family| family.model_types.contains(&name.as_str()));
@@ -211,12 +220,6 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
     let text = inner.and_then(of).filter(known);
     if let Some(inner) = inner.filter(|_| !own.as_ref().is_some_and(known)) {
         let named = inner.get("model_type").unwrap_or(&serde_json::Value::Null);
-        let fault = |key: &str, expected: &str, got: &serde_json::Value| Error::Config {
-            path: checkpoint.config_path(),
-            key: key.into(),
-            expected: expected.into(),
-            got: got.to_string(),
-        };
         if !inner.is_object() {
             return Err(fault("text_config", "an object", inner));
         }
