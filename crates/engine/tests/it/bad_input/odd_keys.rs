@@ -111,9 +111,6 @@ pub(crate) fn check_keys(fixtures: Vec<Fixture>, keys: fn(&Copied) -> (PathBuf, 
                 Outcome::Refused(Error::ContextFull { .. }) if name == "max_position_embeddings" => {}
                 // A vocabulary as small as it says.
                 Outcome::Refused(Error::Token { .. }) if name == "unpadded_vocab_size" => {}
-                // The text model by itself, of a family that lacks the activation.
-                Outcome::Refused(error)
-                    if name == "model_type" && error.to_string().contains("hidden_act") => {}
                 Outcome::Refused(error) => {
                     refused += 1;
                     let fits = *fits || OF_SEVERAL_KINDS.contains(&name.as_str());
