@@ -102,36 +102,53 @@ mod emulator {
         },
     ];
 
-    fn compiler(std: &str) -> cc::Build {
-        let mut build = cc::Build::new();
-        build.cpp(true).std(std).include(KERNELS).flag("-ffp-contract=off");
-        build.opt_level(2).warnings(false).debug(false);
-        // What each thread of the machine has is loaded with the program: no call to find it.
-        build.flag_if_supported("-ftls-model=initial-exec");
-        build
+    /// Compilers of sound units, and of those with a fault, which run once and are compiled faster.
+    struct Compilers {
+        sound: cc::Build,
+        faulty: cc::Build,
+    }
+
+    impl Compilers {
+        fn new(std: &str, arrange: impl Fn(&mut cc::Build)) -> Self {
+            let [sound, faulty] = [2, 0].map(|level| {
+                let mut build = cc::Build::new();
+                build.cpp(true).std(std).include(KERNELS).flag("-ffp-contract=off");
+                build.opt_level(level).warnings(false).debug(false);
+                // What each thread of the machine has is loaded with the program: no call to find it.
+                build.flag_if_supported("-ftls-model=initial-exec");
+                arrange(&mut build);
+                build
+            });
+            Self { sound, faulty }
+        }
+
+        fn of(&mut self, faulty: bool) -> &mut cc::Build {
+            if faulty { &mut self.faulty } else { &mut self.sound }
+        }
     }
 
     pub(crate) fn build() {
         println!("cargo::rerun-if-changed={KERNELS}");
         let out = std::env::var("OUT_DIR").expect("set by cargo");
         let out = Path::new(&out);
-        let mut build = compiler("c++17");
-        build.define("MOEFLUX_EMULATOR", None);
+        let mut common = Compilers::new("c++17", |build| {
+            build.define("MOEFLUX_EMULATOR", None);
+        });
         // The text that Metal gets, in the C++ that it is, with every access to memory reported.
-        let mut metal = compiler("c++14");
-        metal.define("__METAL_VERSION__", "300").include(format!("{KERNELS}/emulator/metal"));
-        metal
-            .flag("-fsanitize=thread")
-            .flag("-fno-exceptions")
-            .flag("-Wno-attributes")
-            .flag_if_supported("-fno-tree-vectorize");
+        let mut metal = Compilers::new("c++14", |build| {
+            build.define("__METAL_VERSION__", "300").include(format!("{KERNELS}/emulator/metal"));
+            build.flag("-fsanitize=thread").flag("-fno-exceptions").flag("-Wno-attributes");
+            build.flag_if_supported("-fno-tree-vectorize");
+        });
         let (mut table, mut declarations) = (String::new(), String::new());
-        let mut add = |unit: &str, symbol: &str, text: &str| {
-            let common = (&mut build, unit.to_owned(), symbol.to_owned());
-            let metal = (&mut metal, format!("metal/{unit}"), format!("{symbol}_metal"));
+        let mut add = |unit: &str, symbol: &str, text: &str, faulty: bool| {
+            let texts = [
+                (common.of(faulty), unit.to_owned(), symbol.to_owned()),
+                (metal.of(faulty), format!("metal/{unit}"), format!("{symbol}_metal")),
+            ];
             let (skip, take) =
                 (usize::from(unit.starts_with("metal/")), 2 - usize::from(unit.starts_with("cuda/")));
-            for (build, unit, symbol) in [common, metal].into_iter().take(take).skip(skip) {
+            for (build, unit, symbol) in texts.into_iter().take(take).skip(skip) {
                 let path = out.join(format!("{symbol}.cpp"));
                 let body = format!(
                     "#include \"emulator/sums.h\"\n{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n"
@@ -142,17 +159,15 @@ mod emulator {
                 table += &format!("    if (!strcmp(name, \"{unit}\")) return {symbol}();\n");
             }
         };
+        // Sound units first: of functions that units share the linker keeps the first, which is then the optimised one.
         for unit in units() {
-            let path = format!("{KERNELS}/{unit}.h");
-            let symbol = format!("moeflux_unit_{}", unit.replace('/', "_"));
-            add(&unit, &symbol, &format!("#include \"{unit}.h\""));
-            let text = fs::read_to_string(&path).expect("a unit's text");
-            for fault in FAULTS.iter().filter(|fault| fault.unit == unit) {
-                let (from, to) = fault.replace;
-                assert_eq!(text.matches(from).count(), 1, "{unit}: one place for the fault {}", fault.name);
-                let symbol = format!("{symbol}_fault_{}", fault.name);
-                add(&format!("{unit}!{}", fault.name), &symbol, &text.replace(from, to));
-            }
+            add(&unit, &symbol_of(&unit), &format!("#include \"{unit}.h\""), false);
+        }
+        for Fault { unit, name, replace: (from, to) } in FAULTS {
+            let text = fs::read_to_string(format!("{KERNELS}/{unit}.h")).expect("a unit's text");
+            assert_eq!(text.matches(from).count(), 1, "{unit}: one place for the fault {name}");
+            let symbol = format!("{}_fault_{name}", symbol_of(unit));
+            add(&format!("{unit}!{name}"), &symbol, &text.replace(from, to), true);
         }
         let table = format!(
             "#include \"emulator/machine.h\"\n{declarations}extern \"C\" const emulator::Kernel* \
@@ -160,11 +175,18 @@ mod emulator {
         );
         let path = out.join("moeflux_units.cpp");
         write_if_changed(&path, &table);
+        let mut build = common.sound;
         build.file(&path).file(format!("{KERNELS}/emulator/runtime.cpp"));
-        for object in metal.compile_intermediates() {
-            build.object(object);
+        for others in [common.faulty, metal.sound, metal.faulty] {
+            for object in others.compile_intermediates() {
+                build.object(object);
+            }
         }
         build.compile("moeflux_emulator");
+    }
+
+    fn symbol_of(unit: &str) -> String {
+        format!("moeflux_unit_{}", unit.replace('/', "_"))
     }
 
     /// Names in the `units!` list of `mod.rs`, then CUDA's that the emulator runs, then Metal's own.
