@@ -37,6 +37,13 @@ impl Profile {
         self.add_all(name, 1, time, work);
     }
 
+    /// Counts what another counted.
+    pub fn merge(&mut self, other: &Self) {
+        for entry in &other.entries {
+            self.add_all(&entry.name, entry.calls, entry.time, entry.work);
+        }
+    }
+
     /// Counts `calls` steps of a kind, which took `time` and did `work` together.
     pub(crate) fn add_all(&mut self, name: &str, calls: u64, time: Duration, work: Work) {
         let index = self.entries.iter().position(|entry| entry.name == name).unwrap_or_else(|| {

@@ -99,7 +99,7 @@ impl std::fmt::Display for Test {
 }
 
 impl Test {
-    /// Evaluates tokens by seed on sessions of the test's depth, and truncates them again.
+    /// Evaluates tokens by seed on sessions of the test's depth.
     fn measure(&self, engine: &mut Engine, sessions: &mut [Session], seed: u64) -> Result<Repetition> {
         let vocab_size = engine.model().graph.vocab_size();
         let tokens = random_tokens(seed, self.sequences * self.tokens, vocab_size);
@@ -140,9 +140,6 @@ impl Test {
             stats.time = Duration::from_secs_f64(step_seconds.iter().sum());
         }
         let device = engine.device_counts().zip(before).map(|(after, before)| after - before);
-        for session in sessions {
-            engine.truncate(session, self.depth)?;
-        }
         Ok(Repetition { stats, step_seconds, device })
     }
 
@@ -440,21 +437,25 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             sessions.extend((1..test.sequences).map(|_| first.fork(test.depth)));
             sessions.push(first);
         }
-        let mut repetitions = vec![];
+        let (mut repetitions, mut profile) = (vec![], None::<Profile>);
         engine.set_profiling(args.profile);
         for repetition in 0..=args.repetitions {
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
             let measured = test.measure(engine, &mut sessions, seed)?;
+            let taken = engine.take_profile();
             // The first one fills caches.
             if repetition > 0 {
                 repetitions.push(measured);
-            } else {
-                engine.take_profile();
+                taken.iter().for_each(|taken| profile.get_or_insert_default().merge(taken));
             }
+            // With a recurrent state, what is before the depth is evaluated again.
+            for session in &mut sessions {
+                engine.truncate(session, test.depth)?;
+            }
+            engine.take_profile();
             bar.inc(1);
         }
-        let profile = engine.take_profile();
         engine.set_profiling(false);
         results.push(Measured::new(test.clone(), repetitions, profile));
     }

@@ -273,9 +273,7 @@ impl Executable for PipelineExecutable {
     fn take_profile(&mut self) -> Option<Profile> {
         let mut all = Profile::default();
         for stage in self.stages_mut() {
-            for entry in stage.executable.take_profile()?.entries() {
-                all.add_all(&entry.name, entry.calls, entry.time, entry.work);
-            }
+            all.merge(&stage.executable.take_profile()?);
         }
         Some(all)
     }
