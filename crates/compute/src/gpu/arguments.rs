@@ -317,6 +317,10 @@ arguments! {
     /// Of products with one weight.
     LinearConstants { weight: Format, rows: usize, tokens: usize, has_bias: bool, has_residual: bool }
 
+    ["linear.h" UnpackConstants]
+    /// Of `unpack`.
+    UnpackConstants { weight: Format, rows: usize }
+
     ["tiles.h" ExpertConstants]
     /// Of products with one matrix of each expert.
     ExpertConstants { part: PartConstants, share: usize, has_bias: bool, weighs: bool }

@@ -40,6 +40,44 @@ DEVICE void matvec(CTX, const LinearConstants c, const Row weight, GPTR(const fl
     }
 MATVEC(any, ANY)
 
+// The same for weights of few rows: a group of 256 threads makes one output of one token. Grid: (rows, tokens).
+KERNEL(matvec_group_any, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const float, x), (const float, bias), (const float, residual), (float, out)) {
+    SHARED(float, sums, 8);
+    const uint row = ctx.group_x(), token = ctx.group_y();
+    const Row w = row_of(plane0, plane1, plane2, c.weight, row);
+    const GPTR(const float) from = x + (ulong)token * c.weight.cols;
+    float sum = 0.0f;
+    for (uint i = ctx.thread(); 8 * i < c.weight.cols; i += ctx.threads()) {
+        const Float8 own = load8<ANY>(c.weight, w, i);
+        for (uint j = 0; j < 8 && 8 * i + j < c.weight.cols; ++j) sum = fma_of(own.v[j], from[8 * i + j], sum);
+    }
+    sum = lane_sum(ctx, sum);
+    if (ctx.lane() == 0) sums[ctx.warp()] = sum;
+    barrier(ctx);
+    if (ctx.thread() != 0) return;
+    float all = 0.0f;
+    for (uint i = 0; i < ctx.warps(); ++i) all += sums[i];
+    if (c.has_bias) all += bias[row];
+    const ulong at = (ulong)token * c.rows + row;
+    if (c.has_residual) all += residual[at];
+    out[at] = all;
+}
+
+struct UnpackConstants {
+    Format weight;
+    uint rows;
+};
+
+// A weight → (rows, cols), f32. A thread takes eight columns.
+KERNEL(unpack, UnpackConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), (float, out)) {
+    const uint pieces = (c.weight.cols + 7) / 8, at = ctx.group_x() * ctx.threads() + ctx.thread();
+    const uint row = at / pieces, i = at % pieces;
+    if (row >= c.rows) return;
+    const Float8 w = load8<ANY>(c.weight, row_of(plane0, plane1, plane2, c.weight, row), i);
+    for (uint j = 0; j < 8 && 8 * i + j < c.weight.cols; ++j) out[(ulong)row * c.weight.cols + 8 * i + j] = w.v[j];
+}
+
 // The same for many tokens: a group of 256 threads makes a tile of 64 outputs of 64 tokens. Grid: (rows / 64,
 // tokens / 64).
 KERNEL(matmul_any, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),

@@ -1,13 +1,14 @@
 //! Memory within a step: what kernels of one step leave for each other.
 
 use super::inputs::{BATCH_ROWS, FEW_ROWS, MOST_SPLITS, PANEL_ROWS};
-use crate::Result;
 use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
 use crate::gpu::{steps, supported};
 use crate::graph::{
-    ChooseBlocksOp, CompressedAttention, Ends, EntryIndex, Graph, LinearOp, MoeExpertsOp, Op, TokenForm,
+    ChooseBlocksOp, CompressedAttention, Ends, EntryIndex, Graph, LinearOp, MatrixSpec, MoeExpertsOp, Op,
+    Precision, TokenForm,
 };
+use crate::{DType, Result};
 
 /// Outputs and rows of a tile of the common kernels.
 pub(crate) const TILE: usize = 64;
@@ -22,6 +23,8 @@ pub(crate) const PANEL_COLUMNS: usize = 128;
 pub(crate) const PANEL_TILE: usize = 16;
 /// Columns of activations of eight bits that share a scale.
 pub(crate) const SCALED_COLUMNS: usize = 32;
+/// Bytes of a weight that is unpacked, at most.
+const MOST_UNPACKED: usize = 64 << 20;
 /// Rows whose entries have scores at once.
 pub(crate) const SCORED_ROWS: usize = 64;
 
@@ -67,8 +70,8 @@ pub(crate) struct TensorScratch<T = BufferId> {
     pub(crate) list: T,
     /// (pairs, 2), u32: where each is in the list, and its tile.
     pub(crate) places: T,
-    /// A weight of all heads of latent attention as f16.
-    pub(crate) heads: T,
+    /// A weight as f16, of all heads of latent attention, or as f32, of a product that rounds nothing.
+    pub(crate) unpacked: T,
 }
 
 /// The experts' products in eight bits: their bytes, then scale and sum of each block.
@@ -174,9 +177,10 @@ impl Scratch {
             grids: alloc(buckets.grids)?,
         };
         let tensor = if tensor_cores {
-            let TensorScratch { x, scale, tiles, list, places, heads } = tensor;
+            let TensorScratch { x, scale, tiles, list, places, unpacked } = tensor;
             let (x, scale, tiles, list) = (alloc(x)?, alloc(scale)?, alloc(tiles)?, alloc(list)?);
-            Some(TensorScratch { x, scale, tiles, list, places: alloc(places)?, heads: alloc(heads)? })
+            let (places, unpacked) = (alloc(places)?, alloc(unpacked)?);
+            Some(TensorScratch { x, scale, tiles, list, places, unpacked })
         } else {
             None
         };
@@ -260,14 +264,18 @@ fn experts(graph: &Graph, rows: usize) -> (ExpertScratch<usize>, BucketScratch<u
 }
 
 fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
-    let mut all = TensorScratch { x: 4, scale: rows * 4, tiles: 16, list: 4, places: 4, heads: 4 };
+    let mut all = TensorScratch { x: 4, scale: rows * 4, tiles: 16, list: 4, places: 4, unpacked: 4 };
     for c in graph.latent_caches() {
         all.scale = all.scale.max(rows.next_multiple_of(PANEL_TOKENS) * c.heads * 4);
-        all.heads = all.heads.max(c.heads * c.rank * c.nope.max(c.value) * 2);
+        all.unpacked = all.unpacked.max(c.heads * c.rank * c.nope.max(c.value) * 2);
     }
     for node in graph.nodes() {
         match node.op {
-            Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(f16_bytes(rows, x.width())),
+            Op::Linear(LinearOp { x, weight, precision, .. }) => {
+                all.x = all.x.max(f16_bytes(rows, x.width()));
+                let unpacked = unpacked_bytes(graph.weights()[weight.0].matrix, precision);
+                all.unpacked = all.unpacked.max(unpacked.unwrap_or(0));
+            }
             Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
@@ -336,6 +344,12 @@ fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
     all
 }
 
+/// Bytes of a weight as f32, if it is unpacked for products of many rows that round nothing; not of what would be large.
+pub(crate) fn unpacked_bytes(matrix: MatrixSpec, precision: Precision) -> Option<usize> {
+    let unpacks = precision == Precision::F32 && matrix.dtype != DType::F32;
+    unpacks.then_some(matrix.rows * matrix.cols * 4).filter(|bytes| *bytes <= MOST_UNPACKED)
+}
+
 /// Bytes of rows as f16, filled up as kernels for matrix units take them.
 fn f16_bytes(rows: usize, cols: usize) -> usize {
     rows.next_multiple_of(PANEL_TOKENS) * cols.next_multiple_of(PANEL_COLUMNS) * 2
@@ -402,7 +416,7 @@ pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room:
     all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles]);
     all.extend([chosen, score_bytes(room, rows)]);
     if tensor_cores {
-        all.extend([t.x, t.scale, t.tiles, t.list, t.places, t.heads]);
+        all.extend([t.x, t.scale, t.tiles, t.list, t.places, t.unpacked]);
         all.extend([p.x, p.scale, p.list, p.tiles, p.products]);
     }
     all
@@ -423,7 +437,7 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
     let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
     let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
-    let scratch = scratch.chain([t.list, t.places, t.heads]);
+    let scratch = scratch.chain([t.list, t.places, t.unpacked]);
     let scratch = scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)

@@ -36,7 +36,9 @@ pub fn linear() -> Vec<Case> {
     // Rows as wide as kernels take them, and beyond.
     let wide = [(DType::Q4_K, 5, 12288), (DType::Q8_0, 3, 24576), (DType::Q6_K, 2, 24832)];
     let wide = wide.map(|(dtype, rows, cols)| linear_case(dtype, rows, cols, true, Precision::Fast));
-    dtypes().into_iter().flat_map(cases).chain(wide).collect()
+    // So many that each is a warp's, in what has no kernels of its own.
+    let many = linear_case(DType::Q4_1, 515, 64, true, Precision::F32);
+    dtypes().into_iter().flat_map(cases).chain(wide).chain([many]).collect()
 }
 
 pub fn linear_of_an_input() -> Vec<Case> {

@@ -99,7 +99,7 @@ impl Lowering<'_> {
         let heads = w.matrix.rows / head_rows;
         let count = heads * r#in * out / 8;
         let [a, b, c] = w.planes;
-        let unpacked = Slice::from(scratch.heads);
+        let unpacked = Slice::from(scratch.unpacked);
         let constants =
             LatentWeightsConstants { weight: w.format, count, head_rows, first_row, out, r#in, transposed };
         let (unit, kernel, buffers) = ("latent", "latent_weights", [a, b, c, unpacked]);

@@ -1,26 +1,36 @@
-//! Lowering of products with weights of f32 to `kernels/cuda/exact.cu`.
+//! Lowering of products that round nothing: many rows with weights that are f32, or become it, to `kernels/cuda/exact.cu`.
 
 use crate::DType;
-use crate::gpu::arguments::LinearConstants;
-use crate::gpu::device::Dispatch;
+use crate::gpu::arguments::{LinearConstants, UnpackConstants};
+use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, Product, THREADS};
+use crate::gpu::memory::{DeviceWeight, unpacked_bytes};
 
 /// Outputs and tokens of a group.
 const SIDE: usize = 32;
 /// Threadgroup memory: three stages of rows and weights, 128 columns each and four floats between rows.
 const SHARED: u32 = 3 * 2 * 32 * (128 + 4) * 4;
+/// Columns that a thread unpacks.
+const UNPACKED_COLUMNS: usize = 8;
 
 impl Lowering<'_> {
-    /// A linear layer of many rows; nothing if the kernel does not suit it.
-    pub(super) fn exact_linear(&self, p: &Product) -> Option<Dispatch> {
-        self.tensor_scratch()?;
+    /// A linear layer of many rows, after what unpacks its weight if that is not f32; nothing if the kernel does not suit it.
+    pub(super) fn exact_linear(&self, p: &Product) -> Option<(Option<Dispatch>, Dispatch)> {
+        let scratch = self.tensor_scratch()?;
         let weight = *self.weight(p.weight);
         let matrix = weight.matrix;
-        if matrix.dtype != DType::F32 || !matrix.cols.is_multiple_of(4) {
+        if !matrix.cols.is_multiple_of(4) {
             return None;
         }
+        let (unpack, plane) = if matrix.dtype == DType::F32 {
+            (None, weight.planes[0])
+        } else {
+            unpacked_bytes(matrix, p.precision)?;
+            let to = Slice::from(scratch.unpacked);
+            (Some(self.unpack(&weight, to)), to)
+        };
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
-        let buffers = [self.value(p.x), weight.planes[0], self.optional(p.bias), residual, self.value(p.out)];
+        let buffers = [self.value(p.x), plane, self.optional(p.bias), residual, self.value(p.out)];
         let constants = &LinearConstants {
             weight: weight.format,
             rows: matrix.rows,
@@ -30,6 +40,13 @@ impl Lowering<'_> {
         };
         let launch = Launch { unit: "cuda/exact", kernel: "exact_linear", buffers: &buffers, constants };
         let grid = [matrix.rows.div_ceil(SIDE), self.rows.div_ceil(SIDE), 1];
-        Some(Dispatch { shared: SHARED, ..launch.over(grid, THREADS) })
+        Some((unpack, Dispatch { shared: SHARED, ..launch.over(grid, THREADS) }))
+    }
+
+    fn unpack(&self, weight: &DeviceWeight, to: Slice) -> Dispatch {
+        let [a, b, c] = weight.planes;
+        let constants = &UnpackConstants { weight: weight.format, rows: weight.matrix.rows };
+        Launch { unit: "linear", kernel: "unpack", buffers: &[a, b, c, to], constants }
+            .each(weight.matrix.rows * weight.matrix.cols.div_ceil(UNPACKED_COLUMNS))
     }
 }

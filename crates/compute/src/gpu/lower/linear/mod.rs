@@ -20,6 +20,9 @@ use crate::gpu::arguments::LinearConstants;
 use crate::gpu::device::{Dispatch, Order};
 use crate::gpu::memory::{FEW_ROWS, TILE};
 
+/// Outputs that a group makes one of each: warps alone would be too few.
+const GROUP_ROWS: usize = 512;
+
 impl Lowering<'_> {
     /// Queues a product; `before` are those that the last steps were.
     pub(super) fn product(&mut self, p: Product, before: Siblings) {
@@ -32,7 +35,7 @@ impl Lowering<'_> {
         } else if let Some(mut list) = self.tensor_linear(&p) {
             return self.run.append(&mut list);
         } else {
-            (None, self.exact_linear(&p).unwrap_or_else(|| self.linear(&p)))
+            self.exact_linear(&p).unwrap_or_else(|| (None, self.linear(&p)))
         };
         // Products of one input do not wait for each other.
         let apart = p.residual.is_none_or(|r| !before.outs.contains(&r))
@@ -61,7 +64,10 @@ impl Lowering<'_> {
         let [a, b, c] = w.planes;
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [a, b, c, self.value(p.x), self.optional(p.bias), residual, self.value(p.out)];
-        if self.rows <= FEW_ROWS {
+        if self.rows <= FEW_ROWS && rows <= GROUP_ROWS {
+            Launch { unit: "linear", kernel: "matvec_group_any", buffers: &buffers, constants }
+                .over([rows, self.rows, 1], THREADS)
+        } else if self.rows <= FEW_ROWS {
             Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)
         } else {
