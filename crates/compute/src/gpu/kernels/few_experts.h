@@ -77,7 +77,7 @@ DEVICE uint entry_of(CTX, const LaneTable t, uint expert) {
 // The expert of a pair, chosen here or before.
 DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r,
                             const LaneTable t) {
-    const uint pair = ctx.group_y(), rank = pair % c.top_k;
+    const uint pair = ctx.group_x(), rank = pair % c.top_k;
     const GPTR(const float) logits = b.logits + (ulong)(pair / c.top_k) * c.route.experts;
     PairExpert of;
     if (!c.routes) {
@@ -121,14 +121,15 @@ DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots
 // activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes a block of 32.
 // x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
 // weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
-// Grid: (bringing groups, rows / 32, and one if it chooses, pairs).
+// Pairs of the same rows run beside each other, so that an expert that several tokens chose comes from memory once. Grid: (pairs,
+// bringing groups, rows / 32, and one if it chooses).
 template <uint D>
 DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
-    const uint pair = ctx.group_y(), token = pair / c.top_k, cols = c.gate.format.cols;
-    if (ctx.group_x() < c.bringing) {
-        return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, ctx.group_x(), c.bringing);
+    const uint pair = ctx.group_x(), token = pair / c.top_k, cols = c.gate.format.cols;
+    if (ctx.group_y() < c.bringing) {
+        return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, ctx.group_y(), c.bringing);
     }
-    const uint group = ctx.group_x() - c.bringing;
+    const uint group = ctx.group_y() - c.bringing;
     if (group == c.gate.rows / 32) {
         after_previous(ctx);
         if (pair % c.top_k != 0) return;
@@ -269,13 +270,13 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
 }
 
 // down · x of each pair, x (pairs, cols): summed over each token's pairs with the router's weights, + residual → out
-// (tokens, rows), or as it is → out (pairs, rows). A warp makes an output. Grid: (rows / warps, tokens or pairs).
+// (tokens, rows), or as it is → out (pairs, rows). A warp makes an output. Grid: (tokens or pairs, rows / warps).
 template <uint D>
 DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
-    const uint row = ctx.group_x() * ctx.warps() + ctx.warp();
+    const uint row = ctx.group_y() * ctx.warps() + ctx.warp();
     if (row >= c.part.rows) return;
-    const uint count = c.fused ? c.top_k : 1, first = ctx.group_y() * count;
-    const ulong at = (ulong)ctx.group_y() * c.part.rows + row;
+    const uint count = c.fused ? c.top_k : 1, first = ctx.group_x() * count;
+    const ulong at = (ulong)ctx.group_x() * c.part.rows + row;
     const float residual = c.fused && c.has_residual ? (float)b.residual[at] : 0.0f;
     // Half a warp has enough lanes for a short row.
     Total total;

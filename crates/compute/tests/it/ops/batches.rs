@@ -101,8 +101,10 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     use DType::{Q4_K, Q5_K, Q6_K, Q8_0};
     const MOST: usize = 14;
     let Some((_, device)) = devices.into_iter().find(|(name, _)| *name == CUDA) else { return };
-    // Rows of as many pieces as a warp has lanes, and of more.
-    let linear = |dtype| [[2304, 2048], [1152, 4096]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols));
+    // Rows of as many pieces as a warp has lanes, of more, and of so many that activations find no room beside each other.
+    let linear = |dtype| {
+        [[2304, 2048], [1152, 4096], [640, 12288]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols))
+    };
     let experts = [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640)];
     let experts = experts
         .map(|(dtype, inner)| moe_case_of(6, 2, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default()));

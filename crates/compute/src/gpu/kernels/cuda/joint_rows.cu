@@ -1,4 +1,4 @@
-// Products of up to 8 tokens that read a weight once for all of them, with the instructions and so the bits of `few_rows.h`.
+// Products of up to 8 tokens that read a weight once for all of them, or a share that finds room, with the instructions and so the bits of `few_rows.h`.
 // Activations come in eight bits from `batch_enter`.
 #define WITHOUT_KERNELS
 #include "few_rows.h"
@@ -96,20 +96,28 @@ DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, ui
 template <uint D>
 DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own, const JointProductBuffers& b,
                        uint* words) {
-    float* const scales = (float*)(words + c.tokens * pair_words(own.part.format.cols));
-    if (pieces_of<D>(own.part.format) <= 32) joint_rows<D, 2, 1>(ctx, own, b, c.tokens, c.has_residual, words, scales);
-    else joint_rows<D, 1, 2>(ctx, own, b, c.tokens, c.has_residual, words, scales);
+    const uint cols = own.part.format.cols, each = (c.tokens + gridDim.x - 1) / gridDim.x, first = ctx.group_x() * each;
+    if (first >= c.tokens) return;
+    const uint count = min(each, c.tokens - first);
+    float* const scales = (float*)(words + each * pair_words(cols));
+    OwnPart mine = own;
+    mine.out += (ulong)first * own.part.rows;
+    const JointProductBuffers from = {b.weights, b.bytes + (ulong)first * cols, b.scales + (ulong)first * (cols / 16),
+                                      b.factors + first, b.residual + (ulong)first * own.part.rows};
+    if (pieces_of<D>(own.part.format) <= 32) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
+    else joint_rows<D, 1, 2>(ctx, mine, from, count, c.has_residual, words, scales);
 }
 
 // x (tokens, cols), in eight bits with a factor each, · weightᵀ + bias + residual → out (tokens, rows), of up to three weights
-// of one width: a warp makes `span` outputs of all tokens. Dynamic memory: the activations. Grid: groups of all parts.
+// of one width: a warp makes `span` outputs of a share of the tokens. Dynamic memory: their activations. Grid: (shares, groups of
+// all parts).
 #define JOINT_PRODUCTS(name, ...)                                                                                      \
     KERNEL_AHEAD(joint_products_##name, JointProductsConstants, (const uchar, weights), (const uchar, bytes),          \
                  (const float, scales), (const float, factors), (const float, residual), (float, out0), (float, out1), \
                  (float, out2)) {                                                                                      \
         extern __shared__ __align__(16) uint words[];                                                                  \
         const JointProductBuffers b = {weights, bytes, scales, factors, residual};                                     \
-        OwnPart own = {c.parts[0], out0, ctx.group_x()};                                                               \
+        OwnPart own = {c.parts[0], out0, ctx.group_y()};                                                               \
         if (own.group >= own.part.groups) own = {c.parts[1], out1, own.group - own.part.groups};                       \
         if (own.group >= own.part.groups) own = {c.parts[2], out2, own.group - own.part.groups};                       \
         __VA_ARGS__                                                                                                    \

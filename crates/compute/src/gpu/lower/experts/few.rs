@@ -213,7 +213,7 @@ impl Lowering<'_> {
         };
         let groups = bringing + gate.matrix.rows / SCALED_COLUMNS + usize::from(routes);
         Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
-            .over([groups, pairs, 1], THREADS)
+            .over([pairs, groups, 1], THREADS)
     }
 
     /// Where outputs go, summed or not, and how many rows there are.
@@ -243,7 +243,7 @@ impl Lowering<'_> {
             route: RouteConstants::new(&choice.route, false),
         };
         let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
-        Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
+        Some(Dispatch { shared: taken as u32, ..launch.over([count, down.matrix.rows / WARPS, 1], THREADS) })
     }
 
     /// The same by the kernel that reads an expert once for all rows.
@@ -299,6 +299,6 @@ impl Lowering<'_> {
             hands,
         };
         Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants }
-            .over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS)
+            .over([count, down.matrix.rows.div_ceil(WARPS), 1], THREADS)
     }
 }

@@ -167,8 +167,8 @@ impl Lowering<'_> {
         }
         let spans = self.spans(&waiting);
         let early = self.early_products(&spans);
-        if let Some(shared) = self.joint_memory(&spans, early.is_some()) {
-            return self.joint_products(&spans, shared);
+        if let Some(shares) = self.joint_shares(&spans, early.is_some()) {
+            return self.joint_products(&spans, shares);
         }
         let (x, norm) = self.entering(first.x);
         let (parts, name) = self.parts(&spans);
@@ -184,7 +184,7 @@ impl Lowering<'_> {
             None => ("few_rows", "products", name, 0),
         };
         let launch = Launch { unit, kernel, buffers: &buffers, constants };
-        let dispatch = named(launch.over([groups, self.rows, 1], THREADS), name);
+        let dispatch = named(launch.over([self.rows, groups, 1], THREADS), name);
         self.run.push(Dispatch { shared, ..dispatch });
     }
 }

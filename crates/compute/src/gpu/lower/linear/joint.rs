@@ -11,7 +11,7 @@ const THREADS: u32 = 256;
 /// and if not.
 const LEAST_COPIED_AGAIN: usize = 8 << 20;
 const LEAST_AGAIN: usize = 4 << 20;
-/// Threadgroup memory of the activations of all rows, at most.
+/// Threadgroup memory of the activations of a share of the rows, at most.
 const MOST_ENTERED: usize = 88 << 10;
 /// As `JOINT_TOKENS` of `kernels/cuda/joint_rows.cu` and `joint_experts.cu`.
 pub(in crate::gpu::lower) const MOST_JOINT_ROWS: usize = 8;
@@ -19,22 +19,27 @@ pub(in crate::gpu::lower) const MOST_JOINT_ROWS: usize = 8;
 const QUADS_COLUMNS: usize = 128;
 
 impl Lowering<'_> {
-    /// The threadgroup memory that a dispatch of these products takes if it reads their weights once for all rows; nothing if it
-    /// had better not. `copied` is whether the dispatch that reads them once a row copies them ahead.
-    pub(super) fn joint_memory(&self, products: &[(Product, usize)], copied: bool) -> Option<u32> {
+    /// The shares of rows that a dispatch of these products reads their weights once for, and the threadgroup memory that it takes;
+    /// nothing if it had better not. `copied` is whether the dispatch that reads them once a row copies them ahead.
+    pub(super) fn joint_shares(&self, products: &[(Product, usize)], copied: bool) -> Option<(usize, u32)> {
         let matrices = products.iter().map(|(p, _)| self.weight(p.weight).matrix);
         let bytes: usize = matrices.map(|m| m.rows * m.dtype.row_bytes(0, m.cols).unwrap_or(0)).sum();
         let again = bytes.saturating_mul(self.rows.saturating_sub(1));
         let cols = products.first()?.0.x.width();
         let least = if copied { LEAST_COPIED_AGAIN } else { LEAST_AGAIN };
-        let entered = self.rows * (cols.next_multiple_of(QUADS_COLUMNS) + cols / 4);
+        let entered = cols.next_multiple_of(QUADS_COLUMNS) + cols / 4;
         let suits =
             self.rows <= MOST_JOINT_ROWS && self.memory.info.copies_ahead && self.memory.info.byte_matrices;
-        (suits && again >= least && entered <= MOST_ENTERED).then_some(entered as u32)
+        let most = (MOST_ENTERED / entered).min(self.rows);
+        if !suits || again < least || most == 0 {
+            return None;
+        }
+        let shares = self.rows.div_ceil(most);
+        Some((shares, (self.rows.div_ceil(shares) * entered) as u32))
     }
 
     /// Queues products of one input with the rows that a warp makes of each, after what makes its activations.
-    pub(super) fn joint_products(&mut self, spans: &[(Product, usize)], shared: u32) {
+    pub(super) fn joint_products(&mut self, spans: &[(Product, usize)], (shares, shared): (usize, u32)) {
         let (first, _) = spans[0];
         let ([bytes, scales, factors], enter) = self.enter_batch(first.x);
         let (parts, name) = self.parts(spans);
@@ -45,7 +50,7 @@ impl Lowering<'_> {
         let has_residual = first.residual.is_some();
         let constants = &BatchProductsConstants { parts, tokens: self.rows, has_residual };
         let launch = Launch { unit: JOINT_ROWS_UNIT, kernel: "joint_products", buffers: &buffers, constants };
-        let dispatch = Dispatch { shared, ..named(launch.over([groups, 1, 1], THREADS), name) };
+        let dispatch = Dispatch { shared, ..named(launch.over([shares, groups, 1], THREADS), name) };
         self.run.extend(enter);
         self.run.push(dispatch);
     }
