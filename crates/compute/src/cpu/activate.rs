@@ -108,14 +108,14 @@ fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
 /// beta · tanh(gate / beta) · sigmoid(gate) ⊙ up, with up as linear_beta · tanh(up / linear_beta) if there is such a number, in
 /// place of gate.
 fn situ_mul(simd: Simd, gate: &mut [f32], up: &[f32], beta: f32, linear_beta: Option<f32>) {
-    let capped = |x: f32, limit: f32| limit * libm::tanhf(x / limit);
     let logits = gate.to_vec();
-    gate.iter_mut().for_each(|g| *g = capped(*g, beta));
+    vector::soft_limit(simd, beta, gate);
     vector::sigmoid_mul(simd, &logits, gate);
-    match linear_beta {
-        Some(limit) => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= capped(*u, limit)),
-        None => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u),
+    let mut up = up.to_vec();
+    if let Some(limit) = linear_beta {
+        vector::soft_limit(simd, limit, &mut up);
     }
+    vector::mul(simd, &up, gate);
 }
 
 /// limit · tanh(x / limit), in place.

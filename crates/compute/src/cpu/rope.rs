@@ -21,11 +21,13 @@ impl CpuOp for RopeOp {
 impl CpuOp for PositionScaleOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, scale } = *self;
-        let simd = cpu.context.simd;
-        let rows = call.tokens();
+        let (simd, outputs) = (cpu.context.simd, call.batch.outputs);
+        let rows = cpu.values.rows(x);
+        let gathered = rows != call.tokens();
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             out.copy_from_slice(cpu.values.row(x, row));
-            vector::scale(simd, scale.at(cpu.positions[row]), out);
+            let of_batch = if gathered { outputs[row] as usize } else { row };
+            vector::scale(simd, scale.at(cpu.positions[of_batch]), out);
         });
         Ok(())
     }

@@ -282,6 +282,17 @@ kernel! {
 }
 
 kernel! {
+    /// x = limit · tanh(x / limit).
+    pub fn soft_limit(isa, limit: f32, x: &'a mut [f32]) {
+        let (two, limit) = (isa.splat(2.0), isa.splat(limit));
+        update!(isa, x; {
+            let e = exp_m1(isa, isa.mul(two, isa.div(x, limit)));
+            isa.mul(limit, isa.div(e, isa.add(e, two)))
+        });
+    }
+}
+
+kernel! {
     /// Rounds to f16, ties to even.
     pub fn to_f16(isa, x: &'a [f32], out: &'a mut [f16]) {
         let n = x.len();
@@ -310,12 +321,32 @@ kernel! {
 /// x = n · ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ and the split of ln 2 are those of Cephes' expf.
 #[inline(always)]
 pub(crate) fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
+    // Beyond these the result is zero or infinite.
+    let (n, p) = split_exp(isa, [-104.0, 89.0], x);
+    let p = isa.add(p, isa.splat(1.0));
+
+    // 2ⁿ in two factors, as n may lie outside the range of exponents.
+    let (low, high) = (isa.sar::<1>(n), isa.sar::<1>(isa.add_u(n, isa.splat_u(1))));
+    isa.mul(isa.mul(p, power_of_two(isa, low)), power_of_two(isa, high))
+}
+
+/// eˣ − 1 for x within ±20, of which the ends stand for what is beyond, to about one unit in the last place.
+#[inline(always)]
+fn exp_m1<I: Isa>(isa: I, x: I::F) -> I::F {
+    let (n, p) = split_exp(isa, [-20.0, 20.0], x);
+    let power = power_of_two(isa, n);
+    isa.mul_add(p, power, isa.sub(power, isa.splat(1.0)))
+}
+
+/// n and eʳ − 1 for x, which is limited to a range. NaN passes.
+#[inline(always)]
+fn split_exp<I: Isa>(isa: I, [least, most]: [f32; 2], x: I::F) -> (I::U, I::F) {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     const P: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 0.166_666_66, 0.5];
 
-    // Beyond these the result is zero or infinite. Written so that NaN passes.
-    let x = isa.min(isa.splat(89.0), isa.max(isa.splat(-104.0), x));
+    // Written so that NaN passes.
+    let x = isa.min(isa.splat(most), isa.max(isa.splat(least), x));
     let n = isa.round(isa.mul(x, isa.splat(std::f32::consts::LOG2_E)));
     let n_f32 = isa.to_f32(n);
     let r = isa.mul_add(n_f32, isa.splat(-LN2_HIGH), x);
@@ -325,11 +356,7 @@ pub(crate) fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
     for &coefficient in &P[1..] {
         p = isa.mul_add(p, r, isa.splat(coefficient));
     }
-    let p = isa.add(isa.mul_add(isa.mul(p, r), r, r), isa.splat(1.0));
-
-    // 2ⁿ in two factors, as n may lie outside the range of exponents.
-    let (low, high) = (isa.sar::<1>(n), isa.sar::<1>(isa.add_u(n, isa.splat_u(1))));
-    isa.mul(isa.mul(p, power_of_two(isa, low)), power_of_two(isa, high))
+    (n, isa.mul_add(isa.mul(p, r), r, r))
 }
 
 /// 2ⁿ for n in −126..128.

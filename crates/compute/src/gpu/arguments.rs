@@ -113,6 +113,8 @@ arguments! {
         kv_type: u32,
         splits: usize,
         has_sinks: bool,
+        /// 0 if nothing is added to scores.
+        extent: usize,
     }
 
     ["attention.h" AttendChosenConstants]
@@ -585,6 +587,10 @@ arguments! {
     /// Of `activate`.
     ActivateConstants { count: usize, activation: ActivationConstants }
 
+    ["elementwise.h" RoundConstants]
+    /// Of `round_blocks`.
+    RoundConstants { count: usize, block: usize, form: u32 }
+
     ["ngrams.h" NGramConstants]
     /// Of `ngram_embed`.
     NGramConstants { table: Format, tokens: usize, heads: usize, end: u32, parts: usize }
@@ -662,10 +668,21 @@ arguments! {
     /// Of `repeat`.
     RepeatConstants { count: usize, width: usize, times: usize }
 
+    ["rows.h" JoinConstants]
+    /// Of `join`.
+    JoinConstants { count: usize, left: usize, right: usize }
+
     ["rows.h" PositionScaleConstants]
     /// Of `position_scale`.
     PositionScaleConstants {
-        count: usize, width: usize, base: f32, slope: f32, offset: u32, period: u32, power: bool
+        count: usize,
+        width: usize,
+        base: f32,
+        slope: f32,
+        offset: u32,
+        period: u32,
+        power: bool,
+        gathered: bool,
     }
 
     ["rows.h" HeadScaleConstants]
@@ -688,6 +705,10 @@ arguments! {
     /// Of the other kernels of streams: elements of a row of weights last.
     StreamConstants { count: usize, streams: usize, width: usize, weights: usize }
 
+    ["streams.h" MixConstants]
+    /// Of `softmax_mix`.
+    MixConstants { terms: usize, first: usize, values: usize, width: usize }
+
     ["cache.h" Place, "cuda/flash_attention.cu" Place, "cuda/warpgroup_softmax.h" Place]
     /// Where a row's token is, in a list in device memory.
     PlaceWords { position: usize, first_page: usize }
@@ -707,7 +728,8 @@ impl From<Activation> for ActivationConstants {
             Activation::SquaredRelu => (4, 0.0, 0.0),
             Activation::GeGlu => (5, 0.0, 0.0),
             Activation::Bilinear => (6, 0.0, 0.0),
-            Activation::SituGlu { .. } => unreachable!("refused: there is no kernel of it"),
+            Activation::SituGlu { beta, linear_beta: Some(limit) } => (7, beta, limit),
+            Activation::SituGlu { beta, linear_beta: None } => (8, beta, 0.0),
         };
         Self { kind, alpha, limit }
     }
@@ -722,10 +744,14 @@ impl RouteConstants {
             Score::SoftmaxOfChosen => 2,
             Score::SqrtSoftplus => 3,
             Score::SparseMixer => 4,
-            Score::SigmoidOfChosen => unreachable!("refused: there is no kernel of it"),
+            Score::SigmoidOfChosen => 5,
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
-        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2 } else { 1 };
+        let rank = match route.groups.map(|groups| groups.rank) {
+            None | Some(GroupRank::Best) => 0,
+            Some(GroupRank::BestTwo) => 1,
+            Some(GroupRank::BestTwoElseZero) => 2,
+        };
         let Route { experts, top_k, renormalize, epsilon, scale, .. } = *route;
         Self { experts, top_k, score, groups, keep, rank, renormalize, epsilon, scale, has_bias }
     }

@@ -60,6 +60,8 @@ pub(crate) enum Step {
         sinks: Option<WeightId>,
         /// The tokens that are seen; all when absent.
         chosen: Option<Chosen>,
+        /// What is added to scores, by distance.
+        added: Option<Value>,
         /// What is done to queries and keys before.
         prepare: Option<Prepare>,
         out: Value,
@@ -159,8 +161,8 @@ impl Step {
             | Self::Slice { x, .. }
             | Self::GatherRows { x, .. }
             | Self::CausalConv1d { x, .. } => vec![x],
-            Self::Attention { q, k, v, chosen, .. } => {
-                [q, k, v].into_iter().chain(chosen.map(|chosen| chosen.blocks)).collect()
+            Self::Attention { q, k, v, chosen, added, .. } => {
+                [q, k, v].into_iter().chain(chosen.map(|chosen| chosen.blocks)).chain(added).collect()
             }
             Self::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, chosen, .. }, .. } => {
                 let more = rotated.into_iter().flatten().chain(chosen.map(|chosen| chosen.blocks));
@@ -295,8 +297,8 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         Op::Rope(RopeOp { x, heads, rope, place }) if place == Placement::default() => {
             Step::Rope { x, heads, rope, out }
         }
-        Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen, .. }) => {
-            Step::Attention { q, k, v, cache, sinks, chosen, prepare: None, out }
+        Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen, by_distance: added }) => {
+            Step::Attention { q, k, v, cache, sinks, chosen, added, prepare: None, out }
         }
         Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
             Step::LatentAttention { inputs, weights, cache, out }

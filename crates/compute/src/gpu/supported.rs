@@ -2,7 +2,7 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, and states in registers, which are limited.
 
-use crate::graph::{Activation, CompressedCacheId, Graph, GroupRank, Op, Score};
+use crate::graph::{CompressedCacheId, Graph, Op};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
@@ -15,9 +15,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
     match op {
         Op::Attention(op) => {
             let shape = graph.caches()[op.cache.0];
-            if op.by_distance.is_some() {
-                return Some("attention that adds to scores by distance");
-            }
             if shape.ahead {
                 return Some("attention to later tokens");
             }
@@ -36,12 +33,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::CompressedAttention(op) => too_wide(graph, op.cache),
         Op::BlockAttention(op) => too_wide(graph, op.cache),
         Op::Route(op) => {
-            if op.route.score == Score::SigmoidOfChosen {
-                return Some("routers that choose by logits and weigh by sigmoids");
-            }
-            if op.route.groups.is_some_and(|groups| groups.rank == GroupRank::BestTwoElseZero) {
-                return Some("routers that choose of other groups by zero");
-            }
             if op.route.experts > 1024 {
                 return Some("routers of more than 1024 experts");
             }
@@ -55,18 +46,13 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
         Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
-        Op::MoeExperts(op) => {
-            situ(op.mlp.activation).or_else(|| (!op.low_rank.is_empty()).then_some("adapters"))
-        }
-        Op::Activate(op) => situ(op.activation),
+        Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
+        Op::SoftmaxMix(op) => (op.values.len() > 14).then_some("mixtures of more than 14 values"),
         Op::Clamp(op) => (op.limits[0] != -op.limits[1]).then_some("limits of two sizes"),
         Op::InputRows(_)
         | Op::Standardize(_)
-        | Op::Join(_)
         | Op::BlockRows(_)
         | Op::Gelu(_)
-        | Op::RoundBlocks(_)
-        | Op::SoftmaxMix(_)
         | Op::BidirectionalAttention(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
@@ -74,11 +60,14 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::Add(_)
         | Op::GivenEmbeddings(_)
         | Op::Slice(_)
+        | Op::Join(_)
         | Op::Repeat(_)
         | Op::GatherRows(_)
         | Op::GroupedLinear(_)
         | Op::RmsNorm(_)
         | Op::LayerNorm(_)
+        | Op::RoundBlocks(_)
+        | Op::Activate(_)
         | Op::ScaledSilu(_)
         | Op::Gate(_)
         | Op::Rope(_)
@@ -95,11 +84,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::StreamAdd(_)
         | Op::StreamGate(_) => None,
     }
-}
-
-/// An activation that no kernel has.
-fn situ(activation: Activation) -> Option<&'static str> {
-    matches!(activation, Activation::SituGlu { .. }).then_some("SiTU activations")
 }
 
 fn too_wide(graph: &Graph, cache: CompressedCacheId) -> Option<&'static str> {
@@ -140,5 +124,17 @@ mod tests {
         assert!(error.contains("no GPU kernels of cpu_only: use the CPU"), "{error}");
         assert_eq!(gpu.scratch_bytes(&graph, options), 0);
         assert!(CpuBackend::new(1, None).unwrap().compile(&graph, weights(), options).is_ok());
+    }
+
+    #[test]
+    fn what_is_too_large_for_kernels_is_refused_by_name() {
+        let refused = |terms: usize| {
+            let mut g = GraphBuilder::new();
+            let table = g.weight("table", MatrixSpec { dtype: DType::F32, rows: 2, cols: 1 });
+            let x = g.embed(table);
+            let out = g.softmax_mix(vec![x; terms], vec![x; terms]).unwrap();
+            super::unsupported(&g.finish(out))
+        };
+        assert_eq!([14, 15].map(refused), [None, Some("mixtures of more than 14 values")]);
     }
 }

@@ -53,7 +53,11 @@ impl ReferenceOp for HeadScaleOp {
 impl ReferenceOp for PositionScaleOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let mut rows = call.of(self.x).clone();
-        for (row, position) in rows.iter_mut().zip(call.positions()) {
+        let mut positions: Vec<usize> = call.positions().collect();
+        if rows.len() != positions.len() {
+            positions = call.batch.outputs.iter().map(|row| positions[*row as usize]).collect();
+        }
+        for (row, position) in rows.iter_mut().zip(positions) {
             let factor = self.scale.at(position);
             row.iter_mut().for_each(|v| *v *= factor);
         }

@@ -169,7 +169,19 @@ fn gates() {
         let expected = gates.iter().zip(b).map(|(&g, &b)| sigmoid(g) * f64::from(b));
         assert_each(simd, &out, expected.collect::<Vec<_>>().into_iter(), 4.0);
     });
+    check(|simd, a, _| {
+        for scale in [1e-6, 0.1, 3.0, 40.0] {
+            let x: Vec<f32> = a.iter().map(|a| scale * a).collect();
+            let mut out = x.clone();
+            vector::soft_limit(simd, 4.0, &mut out);
+            assert_each(simd, &out, x.iter().map(|&x| 4.0 * (f64::from(x) / 4.0).tanh()), 4.0);
+        }
+    });
     for level in SimdLevel::available() {
+        let mut x = [-1e30, -f32::INFINITY, 0.0, 1e30, f32::NAN];
+        vector::soft_limit(Simd::new(level).unwrap(), 2.5, &mut x);
+        assert_eq!(x[..4], [-2.5, -2.5, 0.0, 2.5]);
+        assert!(x[4].is_nan());
         let mut gate = [-1e30, -200.0, 0.0, 200.0, 1e30, f32::NAN];
         vector::silu_mul(Simd::new(level).unwrap(), &mut gate, &[1.0; 6]);
         assert_eq!(gate[..5], [0.0, 0.0, 0.0, 200.0, 1e30]);

@@ -76,7 +76,7 @@ fn the_heads_product_is_the_logits() {
 fn an_emulated_device_gives_the_same() {
     let streamed = GpuOptions { expert_slots: Some(2), ..GpuOptions::default() };
     let tiered = GpuOptions { host_memory: true, ..streamed };
-    let suits = |f: &Fixture| f.runs_on_gpus() && (f.kind == "hf" || f.name.contains("q8_0"));
+    let suits = |f: &Fixture| f.kind == "hf" || f.name.contains("q8_0");
     for fixture in sample().into_iter().filter(suits) {
         let golden = fixture.golden();
         for (count, other) in [(3, &streamed), (15, &tiered)] {

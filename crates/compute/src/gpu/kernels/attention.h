@@ -31,12 +31,15 @@ struct AttendConstants {
     uint splits;
     // Whether `sinks` holds a logit for each head.
     uint has_sinks;
+    // Distances between a query and a key for which `added` holds a number.
+    uint extent;
 };
 
-// Attention of queries q (rows, heads · key_dim), 128 threads a group. Grid: (kv_heads · chunks, splits, rows).
+// Attention of queries q (rows, heads · key_dim), 128 threads a group; `added` (rows, heads · extent) to scores of keys that are
+// so far behind their query. Grid: (kv_heads · chunks, splits, rows).
 // With one split, `out` (rows, heads · value_dim) is the result; with more, see `end_scores`.
-KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uchar, values), (const Place, places),
-       (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
+KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uchar, values), (const float, added),
+       (const Place, places), (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
     SCORE_MEMORY(m);
     const uint row = ctx.group_z(), split = ctx.group_y();
     const uint kv_head = ctx.group_x() / c.chunks, group = c.heads / c.kv_heads;
@@ -63,6 +66,10 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
         if (position < end) {
             const ulong key = place_of(pages, at, position, c.kv_heads, kv_head) * c.key_stride;
             score_key(ctx, m, keys, key, queries, c.key_dim, wide, c.kv_type);
+            const uint distance = at.position - position;
+            for (uint h = 0; h < queries && distance < c.extent; ++h) {
+                m.scores[h * KEYS + ctx.thread()] += added[(head + h) * c.extent + distance];
+            }
         }
         barrier(ctx);
         const uint count = end - tile < KEYS ? end - tile : KEYS;

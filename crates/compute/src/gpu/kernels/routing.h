@@ -4,11 +4,15 @@
 
 CONSTANT uint MAX_EXPERTS = 1024, MAX_CHOSEN = 64;
 // Scores.
-CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2, SQRT_SOFTPLUS = 3, SPARSE_MIXER = 4;
+CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2, SQRT_SOFTPLUS = 3, SPARSE_MIXER = 4,
+              SIGMOID_OF_CHOSEN = 5;
+// What ranks groups: their best expert, or the sum of their two best; and the same where experts of other groups are chosen by
+// zero, and not left out.
+CONSTANT uint BEST = 0, BEST_TWO = 1, BEST_TWO_ELSE_ZERO = 2;
 
 struct RouteConstants {
     uint experts, top_k, score;
-    // Groups of experts (0: none), groups kept, and how many of a group's best experts rank it.
+    // Groups of experts (0: none), groups kept, and what ranks them.
     uint groups, keep, rank;
     uint renormalize;
     // Added to the sum that weights are divided by, or of SparseMixer what is close; and the weights' factor.
@@ -29,7 +33,8 @@ struct RouteMemory {
 
 // Whether experts are chosen by their logits as they are: softmax keeps their order, without its rounding.
 DEVICE bool by_logits(const RouteConstants c) {
-    return !c.has_bias && c.groups == 0 && (c.score == SOFTMAX || c.score == SOFTMAX_OF_CHOSEN);
+    return !c.has_bias && c.groups == 0
+        && (c.score == SOFTMAX || c.score == SOFTMAX_OF_CHOSEN || c.score == SIGMOID_OF_CHOSEN);
 }
 
 // Orders as floats do, with NaN above all; 0 is below all keys.
@@ -110,12 +115,12 @@ DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(
                     second = r;
                 }
             }
-            m.group_keys[g] = key_of(c.rank == 2 && size > 1 ? first + second : first);
+            m.group_keys[g] = key_of(c.rank != BEST && size > 1 ? first + second : first);
         }
         barrier(ctx);
         for (uint g = ctx.thread(); g < c.groups; g += ctx.threads()) {
             if (keys_before(m.group_keys, c.groups, g) < c.keep) continue;
-            for (uint i = 0; i < size; ++i) m.keys[g * size + i] = 0;
+            for (uint i = 0; i < size; ++i) m.keys[g * size + i] = c.rank == BEST_TWO_ELSE_ZERO ? key_of(0.0f) : 0;
         }
         barrier(ctx);
     }
@@ -141,6 +146,13 @@ DEVICE float mixed_weight(const RouteConstants c, const RouteMemory m, uint n) {
     return quotient(1.0f, sum);
 }
 
+// What a chosen expert counts by its score, before that is divided by a sum; `top` is the best one's.
+DEVICE float chosen_weight(const RouteConstants c, float score, float top) {
+    return c.score == SOFTMAX_OF_CHOSEN ? exp_of(score - top)
+         : c.score == SIGMOID_OF_CHOSEN ? sigmoid(score)
+                                        : score;
+}
+
 // Ids and weights (top_k) of what was chosen with `weigh`: few, so that one thread sums them, in order.
 DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float poison, GPTR(uint) ids,
                          GPTR(float) weights) {
@@ -153,16 +165,12 @@ DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float
     }
     const float top = m.scores[m.chosen[0]];
     float total = 0.0f;
-    for (uint k = 0; k < c.top_k; ++k) {
-        const float s = m.scores[m.chosen[k]];
-        total += c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s;
-    }
+    for (uint k = 0; k < c.top_k; ++k) total += chosen_weight(c, m.scores[m.chosen[k]], top);
     if (!c.renormalize) total = c.score == SOFTMAX_OF_CHOSEN ? total : 1.0f;
     else total = c.score == SOFTMAX_OF_CHOSEN ? total : total + c.epsilon;
     for (uint k = 0; k < c.top_k; ++k) {
-        const float s = m.scores[m.chosen[k]];
         ids[k] = m.chosen[k];
-        weights[k] = (c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s) / total * c.scale + poison;
+        weights[k] = chosen_weight(c, m.scores[m.chosen[k]], top) / total * c.scale + poison;
     }
 }
 

@@ -79,22 +79,38 @@ KERNEL(repeat, RepeatConstants, (const float, x), (float, out)) {
     if (i < c.count) out[i] = x[(ulong)(i / (c.width * c.times)) * c.width + i % c.width];
 }
 
+struct JoinConstants {
+    // Elements of the result in all, and those of a row of each side.
+    uint count, left, right;
+};
+
+// Rows of a (rows, left) and b (rows, right) side by side → out.
+KERNEL(join, JoinConstants, (const float, a), (const float, b), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread(), width = c.left + c.right;
+    if (i >= c.count) return;
+    const ulong row = i / width;
+    const uint column = i % width;
+    out[i] = column < c.left ? a[row * c.left + column] : b[row * c.right + column - c.left];
+}
+
 struct PositionScaleConstants {
     // Elements in all, and those of a row.
     uint count, width;
     float base, slope;
     // Added to positions, and positions that have the same factor.
     uint offset, period;
-    // Whether factors are a power.
-    uint power;
+    // Whether factors are a power, and whether x has the rows `kept` of the batch, not all of them.
+    uint power, gathered;
 };
 
 // Rows of x times base + slope · ln(1 + ⌊(position + offset) / period⌋), or base · (1 + (position + offset) / period)^slope
 // → out.
-KERNEL(position_scale, PositionScaleConstants, (const float, x), (const Place, places), (float, out)) {
+KERNEL(position_scale, PositionScaleConstants, (const float, x), (const Place, places), (const uint, kept),
+       (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i >= c.count) return;
-    const ulong position = (ulong)places[i / c.width].position + c.offset;
+    const uint row = c.gathered ? (uint)kept[i / c.width] : i / c.width;
+    const ulong position = (ulong)places[row].position + c.offset;
     out[i] = x[i] * (c.power ? c.base * exp_of(c.slope * log1p_of(quotient((float)position, (float)c.period)))
                              : c.base + c.slope * log1p_of((float)(position / c.period)));
 }

@@ -135,3 +135,47 @@ KERNEL(stream_gate, StreamConstants, (const float, keys), (const float, queries)
     const float gate = sigmoid(score > 0.0f ? root : score < 0.0f ? -root : score);
     for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) out[at + i] = gate * value[row * c.width + i];
 }
+
+// Inputs of a dispatch that mixes values: logits of all terms, then as many values as find room.
+CONSTANT uint MIX_INPUTS = 15;
+
+struct MixConstants {
+    // Terms in all, the first one whose value is here, and how many are.
+    uint terms, first, values;
+    uint width;
+};
+
+// Σ of values (rows, width), weighted by the softmax over all terms' logits (rows), added to what earlier terms make → out (rows,
+// width), an element a thread. Grid: (rows, width / threads).
+KERNEL(softmax_mix, MixConstants, (const float, x0), (const float, x1), (const float, x2), (const float, x3),
+       (const float, x4), (const float, x5), (const float, x6), (const float, x7), (const float, x8), (const float, x9),
+       (const float, x10), (const float, x11), (const float, x12), (const float, x13), (const float, x14), (float, out)) {
+    SHARED(float, weights, MIX_INPUTS);
+    const uint row = ctx.group_x(), column = ctx.group_y() * ctx.threads() + ctx.thread();
+    const GPTR(const float) inputs[MIX_INPUTS] = {x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14};
+    if (ctx.thread() == 0) {
+        float logits[MIX_INPUTS];
+        float best = -infinity(), total = 0.0f;
+#pragma unroll
+        for (uint i = 0; i < MIX_INPUTS; ++i) {
+            logits[i] = i < c.terms ? (float)inputs[i][row] : -infinity();
+            best = logits[i] > best ? logits[i] : best;
+        }
+#pragma unroll
+        for (uint i = 0; i < MIX_INPUTS; ++i) {
+            logits[i] = exp_of(logits[i] - best);
+            total += logits[i];
+        }
+#pragma unroll
+        for (uint i = 0; i < MIX_INPUTS; ++i) weights[i] = logits[i] / total;
+    }
+    barrier(ctx);
+    if (column >= c.width) return;
+    const ulong at = (ulong)row * c.width + column;
+    float sum = c.first > 0 ? (float)out[at] : 0.0f;
+#pragma unroll
+    for (uint i = 0; i < MIX_INPUTS; ++i) {
+        if (i >= c.terms && i < c.terms + c.values) sum = fma_of(weights[c.first + i - c.terms], inputs[i][at], sum);
+    }
+    out[at] = sum;
+}

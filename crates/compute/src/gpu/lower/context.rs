@@ -86,6 +86,8 @@ pub(super) struct Lowering<'a> {
     pub(super) run: Vec<Dispatch>,
     /// Rows of values: tokens, then outputs.
     pub(super) rows: usize,
+    /// Whether they are those of outputs.
+    pub(super) gathered: bool,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
     /// What it holds as `wide_enter` writes it.
@@ -173,6 +175,7 @@ impl<'a> Lowering<'a> {
             pieces: vec![],
             run: vec![],
             rows: shape.rows,
+            gathered: false,
             converted: None,
             spread: None,
             entered: None,

@@ -1,9 +1,9 @@
 //! Lowering of operations on single elements to the kernels of `kernels/elementwise.h`.
 
 use super::context::{Launch, Lowering};
-use crate::gpu::arguments::{ActivateConstants, ElementConstants};
+use crate::gpu::arguments::{ActivateConstants, ElementConstants, RoundConstants};
 use crate::gpu::device::{Dispatch, Slice};
-use crate::graph::{Activation, Gate, Value};
+use crate::graph::{Activation, BlockFloat, Gate, Value};
 
 impl Lowering<'_> {
     /// A kernel of elements of `inputs`, with a number.
@@ -40,5 +40,18 @@ impl Lowering<'_> {
         let constants = &ActivateConstants { count, activation: how.into() };
         let buffers = [gate, up, self.value(out)];
         Launch { unit: "elementwise", kernel: "activate", buffers: &buffers, constants }.each(count)
+    }
+
+    /// Elements rounded to floats of few bits, with a scale for each `block` of them.
+    pub(super) fn round_blocks(&self, x: Value, block: usize, form: BlockFloat, out: Value) -> Dispatch {
+        let form = match form {
+            BlockFloat::E4m3 => 0,
+            BlockFloat::E2m1 => 1,
+            BlockFloat::E2m1ByE4m3 => 2,
+        };
+        let count = self.rows * out.width();
+        let buffers = [self.value(x), self.value(out)];
+        let constants = &RoundConstants { count, block, form };
+        Launch { unit: "elementwise", kernel: "round_blocks", buffers: &buffers, constants }.each(count)
     }
 }

@@ -79,9 +79,9 @@ impl Lowering<'_> {
             Step::Rope { x, heads, rope, out } => {
                 self.rotation(x, heads, Turn { rope, stride: 1 }, RotatedChannels::default(), out)
             }
-            Step::Attention { q, k, v, cache, sinks, chosen, prepare, out } => {
+            Step::Attention { q, k, v, cache, sinks, chosen, added, prepare, out } => {
                 let cache = cache.0;
-                return self.attention(&AttentionStep { q, k, v, cache, sinks, chosen, prepare, out });
+                return self.attention(&AttentionStep { q, k, v, cache, sinks, chosen, added, prepare, out });
             }
             Step::LatentAttention { inputs, weights, cache, out } => {
                 return self.latent_attention(inputs, weights, cache.0, out);

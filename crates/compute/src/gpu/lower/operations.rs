@@ -7,8 +7,9 @@ use crate::gpu::memory::Turn;
 use crate::graph::{
     ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
     GatedMeanOp, GivenEmbeddingsOp, GroupedLinearOp, HeadScaleOp, HyperCollapseOp, HyperExpandOp,
-    HyperWeightsOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp,
-    RouteBy, RouteOp, ScaledSiluOp, SsmScanOp, StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
+    HyperWeightsOp, JoinOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp,
+    RopeOp, RoundBlocksOp, RouteBy, RouteOp, ScaledSiluOp, SoftmaxMixOp, SsmScanOp, StreamAddOp,
+    StreamGateOp, WindowMeanOp, WindowPoolOp,
 };
 
 impl Lowering<'_> {
@@ -52,6 +53,11 @@ impl Lowering<'_> {
                 return self.choose_blocks(inputs, &choice, cache.0, to);
             }
             Op::ScaledSilu(ScaledSiluOp { x, factor }) => self.elements("scaled_silu", &[x], factor, to),
+            Op::RoundBlocks(RoundBlocksOp { x, block, form }) => self.round_blocks(x, block, form, to),
+            Op::SoftmaxMix(SoftmaxMixOp { ref values, ref logits }) => {
+                return self.softmax_mix(values, logits, to);
+            }
+            Op::Join(JoinOp { a, b }) => self.join([a, b], to),
             Op::Repeat(RepeatOp { x, times }) => self.repeat(x, times, to),
             Op::GivenEmbeddings(GivenEmbeddingsOp { x, level }) => {
                 return self.given_embeddings(x, level, to);
@@ -108,11 +114,8 @@ impl Lowering<'_> {
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
             Op::InputRows(_)
             | Op::Standardize(_)
-            | Op::Join(_)
             | Op::BlockRows(_)
             | Op::Gelu(_)
-            | Op::RoundBlocks(_)
-            | Op::SoftmaxMix(_)
             | Op::BidirectionalAttention(_) => unreachable!("refused"),
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),

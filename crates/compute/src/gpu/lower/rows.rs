@@ -2,7 +2,7 @@
 
 use super::context::{Launch, Lowering, THREADS, summing};
 use crate::gpu::arguments::{
-    EmbedConstants, GatherConstants, GivenConstants, HeadScaleConstants, LayerNormConstants,
+    EmbedConstants, GatherConstants, GivenConstants, HeadScaleConstants, JoinConstants, LayerNormConstants,
     PositionScaleConstants, RepeatConstants, RmsNormConstants, RopeConstants, SliceConstants,
 };
 use crate::gpu::device::Dispatch;
@@ -72,7 +72,7 @@ impl Lowering<'_> {
 
     /// The rows that are wanted of the batch's last layer; from here on there are no others.
     pub(super) fn gather_rows(&mut self, x: Value, out: Value) -> Dispatch {
-        self.rows = self.shape.outputs;
+        (self.rows, self.gathered) = (self.shape.outputs, true);
         let buffers = [self.value(x), self.input(self.layout.outputs), self.value(out)];
         let constants = &GatherConstants { width: x.width() };
         Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants }
@@ -84,10 +84,12 @@ impl Lowering<'_> {
         let (count, width) = (self.rows * out.width(), out.width());
         let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
-        let buffers = [self.value(x), self.input(self.layout.places), self.value(out)];
+        let (places, kept) = (self.input(self.layout.places), self.input(self.layout.outputs));
+        let buffers = [self.value(x), places, kept, self.value(out)];
         let (base, slope) = (scale.base, scale.slope);
-        let power = scale.growth == Growth::Power;
-        let constants = &PositionScaleConstants { count, width, base, slope, offset, period, power };
+        let (power, gathered) = (scale.growth == Growth::Power, self.gathered);
+        let constants =
+            &PositionScaleConstants { count, width, base, slope, offset, period, power, gathered };
         Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
     }
 
@@ -128,6 +130,14 @@ impl Lowering<'_> {
         let put = Launch { unit: "rows", kernel: "put_rows", buffers: &buffers, constants }
             .over([rows, 1, 1], THREADS);
         self.run.push(put);
+    }
+
+    /// Rows of a and b side by side.
+    pub(super) fn join(&self, [a, b]: [Value; 2], out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let constants = &JoinConstants { count, left: a.width(), right: b.width() };
+        let buffers = [self.value(a), self.value(b), self.value(out)];
+        Launch { unit: "rows", kernel: "join", buffers: &buffers, constants }.each(count)
     }
 
     /// Rows that are `times` times the same.

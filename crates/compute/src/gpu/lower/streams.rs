@@ -1,9 +1,12 @@
 //! Lowering of parallel streams to the kernels of `kernels/streams.h`.
 
-use super::context::{Launch, Lowering, THREADS, summing};
-use crate::gpu::arguments::{HyperConstants, StreamConstants};
+use super::context::{Launch, Lowering, THREADS, blocks, summing};
+use crate::gpu::arguments::{HyperConstants, MixConstants, StreamConstants};
 use crate::gpu::device::{Dispatch, Grid, Slice};
 use crate::graph::{HyperConnection, HyperKind, Value, WeightId};
+
+/// `MIX_INPUTS` of `kernels/streams.h`.
+const MIX_INPUTS: usize = 15;
 
 /// Parallel streams: their number, their width, and elements of a row of weights.
 struct Streams {
@@ -77,6 +80,21 @@ impl Lowering<'_> {
         };
         Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
             .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Queues the sum of values, weighted by the softmax over their logits: in as many dispatches as it takes for all values to
+    /// find room beside the logits.
+    pub(super) fn softmax_mix(&mut self, values: &[Value], logits: &[Value], out: Value) {
+        let (terms, width) = (values.len(), out.width());
+        let room = MIX_INPUTS - terms;
+        for (i, part) in values.chunks(room).enumerate() {
+            let mut buffers: Vec<Slice> = logits.iter().chain(part).map(|value| self.value(*value)).collect();
+            buffers.resize(MIX_INPUTS, self.input(0));
+            buffers.push(self.value(out));
+            let constants = &MixConstants { terms, first: i * room, values: part.len(), width };
+            let mix = Launch { unit: "streams", kernel: "softmax_mix", buffers: &buffers, constants };
+            self.run.push(mix.over([self.rows, blocks(width), 1], THREADS));
+        }
     }
 
     /// A gate for each stream: a group of threads makes one.

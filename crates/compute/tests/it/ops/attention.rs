@@ -75,12 +75,13 @@ pub fn attention_by_distance() -> Vec<Case> {
         let [q, k, v] = [6, 2, 2].map(|heads| r.input(heads * 12));
         let added = r.input(6 * extent);
         let out = r.graph.attention_by_distance([q, k, v], shape, added).unwrap();
-        r.case(format!("{extent}, {shape:?}"), out).off_devices()
+        r.case(format!("{extent}, {shape:?}"), out)
     };
     let window = Some(9);
-    [(grouped, 1), (grouped, 7), (grouped, PAGE_TOKENS + 5), (Attention { window, ..grouped }, 9)]
-        .map(case)
-        .into()
+    let mut cases: Vec<Case> =
+        [(grouped, 1), (grouped, 7), (Attention { window, ..grouped }, 9)].map(case).into();
+    cases.push(case((grouped, PAGE_TOKENS + 5)).in_pairs());
+    cases
 }
 
 /// Rows see others after them.

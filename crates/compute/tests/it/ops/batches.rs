@@ -71,6 +71,10 @@ fn experts_of_a_batch_have_the_bits_of_single_rows() {
     let mlps = [
         ExpertMlp::default(),
         ExpertMlp { activation: limited, weighted: Weighted::Input, ..ExpertMlp::default() },
+        ExpertMlp {
+            activation: Activation::SituGlu { beta: 1.5, linear_beta: Some(2.5) },
+            ..ExpertMlp::default()
+        },
     ];
     check_bits(encodings().into_iter().enumerate().map(|(i, dtype)| {
         let widths = if dtype.block_len() >= 128 { [256, 256] } else { [96, 64].map(|n| n * 2) };

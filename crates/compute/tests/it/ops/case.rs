@@ -230,8 +230,17 @@ impl Recorder {
 
     /// The case whose results are `out`; unless it says otherwise, of the operation that yields it.
     pub fn case(mut self, name: impl Into<String>, out: Value) -> Case {
-        let width = out.width();
         let rows = self.graph.gather_rows(out);
+        self.case_with(name, out, rows)
+    }
+
+    /// The same where `out` has the rows that are asked for and no others.
+    pub fn case_of_outputs(self, name: impl Into<String>, out: Value) -> Case {
+        self.case_with(name, out, out)
+    }
+
+    fn case_with(mut self, name: impl Into<String>, out: Value, rows: Value) -> Case {
+        let width = out.width();
         let mut identity = vec![0.0; width * width];
         (0..width).for_each(|i| identity[i * width + i] = 1.0);
         let identity = self.weight(width, width, &identity);

@@ -126,7 +126,7 @@ pub fn routes_by_other_scores() -> Vec<Case> {
         let groups = groups(4, 2, GroupRank::BestTwoElseZero);
         let route = Route { groups, score: Score::Sigmoid, ..base };
         let logit = move |random: &mut Random| random.normal() - shift;
-        cases.push(biased_route_case(route, true, "or zero", logit).off_devices());
+        cases.push(biased_route_case(route, true, "or zero", logit));
     }
     // Of logits that are close to each other as often as not, of both signs and all zero.
     for (epsilon, name) in [(0.1, "normal"), (0.3, "normal"), (0.1, "zero")] {
@@ -142,7 +142,7 @@ pub fn routes_by_other_scores() -> Vec<Case> {
 pub fn routes_by_logits_and_sigmoids() -> Vec<Case> {
     let case = |(bias, renormalize)| {
         let route = Route { score: Score::SigmoidOfChosen, ..Route::softmax(24, 5, renormalize) };
-        biased_route_case(route, bias, "normal", Random::normal).off_devices()
+        biased_route_case(route, bias, "normal", Random::normal)
     };
     [(false, true), (true, false), (true, true)].map(case).into()
 }
@@ -224,12 +224,15 @@ pub fn moe_experts_of_other_activations() -> Vec<Case> {
     let mut cases = vec![];
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
     let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
+    let situ = |linear_beta| Activation::SituGlu { beta: 1.5, linear_beta };
     for dtype in [DType::F32, DType::Q8_0] {
         for (activation, weighted) in [
             (Activation::SwiGlu, Weighted::Input),
             (limited, Weighted::Output),
             (clamped, Weighted::Input),
             (Activation::GeGlu, Weighted::Output),
+            (situ(Some(2.5)), Weighted::Output),
+            (situ(None), Weighted::Input),
         ] {
             let mlp = ExpertMlp { activation, weighted, ..ExpertMlp::default() };
             cases.push(moe_case_of(5, 2, [dtype; 3], [64, 32], mlp));

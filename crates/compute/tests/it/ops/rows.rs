@@ -1,13 +1,18 @@
 //! Operations on single rows.
 
 use moeflux_compute::DType;
+use moeflux_compute::backend::Backend;
+use moeflux_compute::cpu::{CpuBackend, Simd};
 use moeflux_compute::graph::{
     Activation, BlockFloat, Gate, Gelu, Placement, PositionScale, Rope, RopeStyle, Value,
 };
 use moeflux_compute::reference::layer_norm;
 
 use super::case::{Batching, Case, LONG, Recorder, VOCABULARY, WHOLE};
+use super::checks::{assert_same_bits, compile, run_all};
+use super::errors::MODES;
 use super::linear::columns;
+use crate::support::devices::devices;
 use crate::support::weights::{codebooks, dtypes};
 
 pub fn embed() -> Vec<Case> {
@@ -122,7 +127,15 @@ pub fn position_scale() -> Vec<Case> {
         let out = r.graph.position_scale(x, scale);
         r.case(format!("{scale:?}"), out).in_pairs()
     };
-    scales.map(case).into()
+    let of_outputs = |scale| {
+        let mut r = Recorder::new(5);
+        let x = r.input(10);
+        let rows = r.graph.gather_rows(x);
+        let out = r.graph.position_scale(rows, scale);
+        r.case_of_outputs(format!("{scale:?} of outputs"), out)
+    };
+    let some = [scales[0], scales[3]];
+    scales.map(case).into_iter().chain(some.map(of_outputs)).collect()
 }
 
 pub fn head_scale() -> Vec<Case> {
@@ -209,9 +222,39 @@ pub fn situ_activations() -> Vec<Case> {
         let gate = r.input_of(width, |random| random.normal() * 4.0);
         let up = r.input_of(width, |random| random.normal() * 4.0);
         let out = r.graph.activate(activation, Some(gate), up).unwrap();
-        r.case(format!("{width}, {activation:?}"), out).off_devices()
+        r.case(format!("{width}, {activation:?}"), out)
     };
     [(1, 4.0, None), (37, 0.5, Some(2.5)), (500, 4.0, Some(25.0))].map(case).into()
+}
+
+/// Where experts are computed may not show.
+#[test]
+fn activations_have_the_same_bits_on_the_processor_and_on_devices() {
+    let situ = |linear_beta| Activation::SituGlu { beta: 3.0, linear_beta };
+    let limit = 0.7;
+    for activation in [
+        Activation::SwiGlu,
+        Activation::LimitedSwiGlu { limit },
+        Activation::ClampedSwiGlu { alpha: 1.7, limit },
+        Activation::CappedSwiGlu { limit },
+        Activation::GeGlu,
+        Activation::Bilinear,
+        situ(Some(7.0)),
+        situ(None),
+    ] {
+        let mut r = Recorder::new(4);
+        let [gate, up] = [(); 2].map(|()| r.input_of(500, |random| (random.normal() * 4.0).exp2()));
+        let signs = r.input(500);
+        let [gate, up] = [gate, up].map(|value| r.graph.product(value, signs).unwrap());
+        let out = r.graph.activate(activation, Some(gate), up).unwrap();
+        let case = r.case(format!("{activation:?}"), out);
+        let schedule = &case.batching.schedules()[0];
+        let all = |backend: &dyn Backend| run_all(&case, &mut *compile(&case, backend, MODES[0]), schedule);
+        let expected = all(&CpuBackend::with_simd(1, Simd::detect()));
+        for (name, device) in devices() {
+            assert_same_bits(&all(&device(1)), &expected, &format!("{activation:?} on {name}"));
+        }
+    }
 }
 
 pub fn rounded_blocks() -> Vec<Case> {
@@ -222,7 +265,7 @@ pub fn rounded_blocks() -> Vec<Case> {
             // Halves of steps too, and zeros.
             let x = r.input_of(blocks * block, |random| (random.normal() * 8.0).round() * size);
             let out = r.graph.round_blocks(x, block, form).unwrap();
-            cases.push(r.case(format!("{blocks} of {block}, {size}, {form:?}"), out).off_devices());
+            cases.push(r.case(format!("{blocks} of {block}, {size}, {form:?}"), out));
         }
     }
     cases
@@ -312,6 +355,10 @@ pub fn joined_rows() -> Vec<Case> {
         let out = r.graph.join(x, given);
         assert_eq!(out.width(), left + right);
         cases.push(r.case(format!("{left} beside {right}"), out).off_devices());
+        let mut r = Recorder::new(15);
+        let (a, b) = (r.input(left), r.input(right));
+        let out = r.graph.join(a, b);
+        cases.push(r.case(format!("{left} beside {right}, of embeddings"), out));
     }
     let mut r = Recorder::new(15);
     let out = r.graph.input_rows(9);

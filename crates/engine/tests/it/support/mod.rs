@@ -89,16 +89,6 @@ pub fn sample() -> Vec<Fixture> {
     all().into_iter().filter(|f| chosen(f) && f.name != HAS_INTEGERS).collect()
 }
 
-/// Families that have operations without GPU kernels.
-const OF_PROCESSORS: [&str; 5] = ["kimi_k3", "deepseek_v41", "axk2", "kolibri1", "inkling"];
-
-impl Fixture {
-    /// Whether GPUs have kernels of all its operations.
-    pub fn runs_on_gpus(&self) -> bool {
-        !OF_PROCESSORS.iter().any(|family| self.name.contains(family))
-    }
-}
-
 /// Content of a `golden.safetensors`.
 pub struct Golden {
     pub tokens: Vec<u32>,

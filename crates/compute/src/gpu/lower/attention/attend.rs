@@ -22,6 +22,8 @@ pub(super) struct Attend {
     pub(super) sinks: Option<WeightId>,
     /// The tokens that are seen; all when absent.
     pub(super) chosen: Option<Chosen>,
+    /// (rows, heads · extent): added to scores, by distance.
+    pub(super) added: Option<Value>,
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -53,7 +55,8 @@ impl Lowering<'_> {
         let [parts, stats] = self.splits_scratch();
         let to = if splits == 1 { out } else { parts };
         let places = self.input(self.layout.places);
-        let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
+        let added = a.added.map_or(self.input(0), |added| self.value(added));
+        let buffers = [q, keys, values, added, places, self.pages(), self.optional(a.sinks), stats, to];
         // What is not reached is as none.
         let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
         let constants = AttendConstants {
@@ -70,6 +73,7 @@ impl Lowering<'_> {
             kv_type: self.kv_code(),
             splits,
             has_sinks: a.sinks.is_some(),
+            extent: a.added.map_or(0, |added| added.width() / a.heads),
         };
         let dispatch =
             Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants: &constants }

@@ -88,7 +88,8 @@ impl Lowering<'_> {
             self.wide_latents(&shape, [query, latents, mixed], enters.then_some(tile));
         } else {
             let dims = [width, rank, width, width];
-            let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks, chosen };
+            let attend =
+                Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks, chosen, added: None };
             self.attend(&attend, [query, latents, latents], mixed);
         }
         match products {

@@ -33,6 +33,8 @@ pub(super) struct AttentionStep {
     pub(super) sinks: Option<WeightId>,
     /// The tokens that are seen; all when absent.
     pub(super) chosen: Option<Chosen>,
+    /// What is added to scores, by distance.
+    pub(super) added: Option<Value>,
     /// What is done to queries and keys before.
     pub(super) prepare: Option<Prepare>,
     pub(super) out: Value,
@@ -41,18 +43,20 @@ pub(super) struct AttentionStep {
 impl Lowering<'_> {
     /// Queues an attention.
     pub(super) fn attention(&mut self, step: &AttentionStep) {
-        let AttentionStep { q, k, v, cache, sinks, chosen, prepare, out } = *step;
+        let AttentionStep { q, k, v, cache, sinks, chosen, added, prepare, out } = *step;
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
-        if let (Some(prepare), None) = (prepare, chosen) {
+        // Kernels for special shapes take scores as they are.
+        let plain = chosen.is_none() && added.is_none();
+        if let Some(prepare) = prepare.filter(|_| plain) {
             let caches = [keys, values];
             let decode = DecodeAttention { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
             if self.decode_attention(&decode) {
                 return;
             }
         }
-        let wide = chosen.is_none() && self.takes_wide_attention(&shape);
+        let wide = plain && self.takes_wide_attention(&shape);
         let query = match prepare {
             Some(prepare) => {
                 let query = Slice::from(self.memory.scratch.attention.query);
@@ -73,7 +77,7 @@ impl Lowering<'_> {
             return self.run.push(dispatch);
         }
         let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
-        if let Some(dispatch) = chosen.map_or_else(on_tensor_cores, |_| None) {
+        if let Some(dispatch) = plain.then(on_tensor_cores).flatten() {
             return self.run.push(dispatch);
         }
         let attend = Attend {
@@ -85,6 +89,7 @@ impl Lowering<'_> {
             chunk: shape.chunk.unwrap_or(0),
             sinks,
             chosen,
+            added,
         };
         self.attend(&attend, [query, keys, values], self.value(out));
     }

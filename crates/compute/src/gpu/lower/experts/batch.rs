@@ -7,7 +7,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::kernels::BATCHED_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering};
 use crate::gpu::lower::linear::{batch_span, batch_tokens, of_tokens};
-use crate::gpu::memory::{BATCH_PAIRS, MOST_TILED_EXPERTS, QuantizedScratch, most_batch_tiles};
+use crate::gpu::memory::{BATCH_PAIRS, BATCH_ROWS, MOST_TILED_EXPERTS, QuantizedScratch, most_batch_tiles};
 use crate::graph::Weighted;
 
 const THREADS: u32 = 256;
@@ -22,7 +22,10 @@ impl Lowering<'_> {
         let experts = self.graph.expert_sets()[e.set.0].experts;
         let top_k = e.routing.top_k();
         let pairs = self.rows * top_k;
-        let suits = self.is_batch() && pairs <= BATCH_PAIRS && experts <= MOST_TILED_EXPERTS;
+        let suits = self.is_batch()
+            && self.rows <= BATCH_ROWS
+            && pairs <= BATCH_PAIRS
+            && experts <= MOST_TILED_EXPERTS;
         if !suits {
             return None;
         }

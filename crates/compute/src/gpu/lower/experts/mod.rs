@@ -19,7 +19,7 @@ use crate::gpu::arguments::{
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, most_blocks};
-use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
+use crate::graph::{Activation, ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
 /// Routed experts with their sum, + residual.
 #[derive(Debug, Clone, Copy)]
@@ -141,18 +141,20 @@ impl Lowering<'_> {
             out: self.value(out),
         };
         let (mut summed, mut ready, mut hands) = (false, usize::MAX, false);
-        let mut body = if let Some(body) = self.streamed_experts(&few) {
+        // Kernels for tensor cores know no SiTU.
+        let known = !matches!(mlp.activation, Activation::SituGlu { .. });
+        let mut body = if let Some(body) = known.then(|| self.streamed_experts(&few)).flatten() {
             body
-        } else if let Some(body) = self.panel_experts(&few) {
+        } else if let Some(body) = known.then(|| self.panel_experts(&few)).flatten() {
             body
         } else if let Some(body) = self.batch_experts(&few) {
             body
         } else if let Some(few) = self.few_experts(&few) {
             (summed, ready, hands) = (few.summed, few.ready, few.hands);
             few.body
-        } else if let Some(body) = self.wide_experts(&on_tensor_cores) {
+        } else if let Some(body) = known.then(|| self.wide_experts(&on_tensor_cores)).flatten() {
             body
-        } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
+        } else if let Some(body) = known.then(|| self.tensor_experts(&on_tensor_cores)).flatten() {
             body
         } else {
             self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp)
