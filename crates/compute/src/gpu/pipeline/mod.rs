@@ -243,8 +243,8 @@ impl Executable for PipelineExecutable {
         self.under_way.forget();
     }
 
-    fn batch_invariant(&self) -> bool {
-        self.stages().all(|stage| stage.executable.batch_invariant())
+    fn single_step_rows(&self) -> usize {
+        self.stages().map(|stage| stage.executable.single_step_rows()).min().unwrap_or(1)
     }
 
     fn draws_tokens(&self) -> bool {
