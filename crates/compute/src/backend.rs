@@ -521,6 +521,12 @@ pub trait Executable: Send {
         1
     }
 
+    /// Whether the last batch was not among the first of its kind, for which something is made ready: others like it will take as
+    /// long.
+    fn was_ready(&self) -> bool {
+        true
+    }
+
     /// Whether it has [`Executable::run_and_draw`].
     fn draws_tokens(&self) -> bool {
         false

@@ -322,6 +322,7 @@ impl Engine {
             let draw = &mut || vec![Some(every_rule.clone())];
             self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
         }
+        self.warm_up_verifications()?;
         self.take_stats();
         Ok(())
     }

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use account::{DraftAccount, DraftSource};
 pub(crate) use drafter::{Drafter, KEPT_HIDDEN};
 use moeflux_compute::backend::{Backend, Batch};
+use moeflux_compute::draw::Draw;
 pub(crate) use rows::DraftRows;
 
 use crate::checkpoint::Checkpoint;
@@ -289,9 +290,31 @@ impl Engine {
         drafted
     }
 
-    /// Notes what a step took that evaluated one token of one sequence.
+    /// Notes what a step took that evaluated one token of one sequence, and was the last batch.
     pub(crate) fn note_single_step(&mut self, time: Duration) {
-        self.speculator.account.single(time.as_secs_f64());
+        if self.executable.was_ready() {
+            self.speculator.account.single(time.as_secs_f64());
+        }
+    }
+
+    /// Makes ready what verifications need, which takes a GPU some time the first times.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`].
+    pub(crate) fn warm_up_verifications(&mut self) -> Result<()> {
+        if self.spec_type() == SpecType::Off {
+            return Ok(());
+        }
+        let vocab_size = self.model().graph.vocab_size();
+        let most = (1 + self.speculator.draft_max).min(self.chunk()).min(self.context());
+        for rows in (2..=most).flat_map(|rows| [rows; 2]) {
+            let mut session = self.session();
+            self.eval_with(&mut session, &vec![0; rows], Outputs::All, |engine, batch, _| {
+                let draws = &mut || vec![Some(Draw::default()); rows];
+                engine.run_and_draw(batch, draws, vocab_size).map(|_| ())
+            })?;
+        }
+        Ok(())
     }
 
     /// Appends `next` and `draft` to `session` in one pass, and lets `decoding` choose a token after each of them, as long as that
@@ -320,7 +343,7 @@ impl Engine {
                 self.eval_rows(session, &tokens, decoding)?
             }
         };
-        let mut time = start.elapsed();
+        let (mut time, ready) = (start.elapsed(), self.executable.was_ready());
         let drafted = tokens.len() - 1;
 
         let (mut kept, mut differs) = (0, false);
@@ -358,7 +381,7 @@ impl Engine {
         if drafted > 0 {
             let source = self.speculator.source;
             self.speculator.account.compared(source, right, differs);
-            self.speculator.account.verified(drafted, kept, time.as_secs_f64());
+            self.speculator.account.verified(drafted, kept, time.as_secs_f64(), ready);
         }
         Ok(())
     }
@@ -470,7 +493,7 @@ mod tests {
     fn drafts_that_would_have_been_right_are_noticed_without_verifying() {
         let mut speculator = Speculator::new(SpecType::Auto, 4, Means { layer: false, ..ALL }).unwrap();
         speculator.account.single(1.0);
-        speculator.account.verified(4, 1, 40.0);
+        speculator.account.verified(4, 1, 40.0, true);
         let text: Vec<u32> = (0..200).map(|i| i % 7).collect();
         let before = speculator.account.expected(DraftSource::Match(12), 4);
         for position in 20..200 {
@@ -490,7 +513,9 @@ mod tests {
             for _ in 0..200 {
                 speculator.account.single(1.0);
             }
-            (1..=4).for_each(|count| speculator.account.verified(count, count + 1, 1.0 + 0.2 * count as f64));
+            (1..=4).for_each(|count| {
+                speculator.account.verified(count, count + 1, 1.0 + 0.2 * count as f64, true)
+            });
             speculator
         };
         let text: Vec<u32> = (0..60).map(|i| i % 7).collect();

@@ -247,6 +247,10 @@ impl Executable for PipelineExecutable {
         self.stages().map(|stage| stage.executable.single_step_rows()).min().unwrap_or(1)
     }
 
+    fn was_ready(&self) -> bool {
+        self.stages().all(|stage| stage.executable.was_ready())
+    }
+
     fn draws_tokens(&self) -> bool {
         self.last.executable.draws_tokens()
     }

@@ -285,6 +285,10 @@ impl Executable for GpuExecutable {
         STEPWISE_ROWS
     }
 
+    fn was_ready(&self) -> bool {
+        self.recordings.replayed()
+    }
+
     fn draws_tokens(&self) -> bool {
         self.graph.vocab_size() <= MOST_TOKENS
     }
