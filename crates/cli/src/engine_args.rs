@@ -105,11 +105,11 @@ pub struct EngineArgs {
     /// Precision of activations in products with quantised weights [default: int8; f32 for `logits`]
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
-    /// Draft tokens and verify several at once, which changes no token: auto (when it pays), off; on the CPU mtp (always, by the
-    /// model's own layer that predicts further tokens) or ngram (whenever the context has a guess)
+    /// Draft tokens and verify several at once, which changes no token: auto (when it pays), ngram (whenever the context has a
+    /// guess), off; on the CPU mtp too (always, by the model's own layer that predicts further tokens)
     #[arg(long, value_name = "WHEN", value_parser = parse::<SpecType>, default_value_t, help_heading = "Engine")]
     pub spec_type: SpecType,
-    /// Most tokens to draft at a time, up to 16
+    /// Most tokens to draft at a time, up to 16; on a GPU 7
     #[arg(long, value_name = "N", default_value_t = Options::default().draft_max, help_heading = "Engine")]
     pub draft_max: usize,
     /// Precision of cached keys and values: f16, f32, q8_0 [default: f16; f32 with --activations f32]

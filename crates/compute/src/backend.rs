@@ -45,6 +45,8 @@ pub struct CompileOptions {
     pub positions: usize,
     /// Sequences that a batch may have, as far as that is known.
     pub sequences: usize,
+    /// Rows of one sequence whose logits are wanted together again and again, as far as that is known.
+    pub outputs: usize,
     /// Whether the graph may take [`Backend::expert_bytes`] bytes of host memory.
     pub keep_experts: bool,
     /// Whether [`Executable::every_hidden`] will be asked for.
@@ -514,9 +516,15 @@ pub trait Executable: Send {
     /// Forgets batches that are under way: as after an error.
     fn abandon(&mut self) {}
 
-    /// [`Backend::batch_invariant`] of the backend that compiled it.
-    fn batch_invariant(&self) -> bool {
-        false
+    /// How many rows of one sequence, in a batch without others, have the bits of single steps.
+    fn single_step_rows(&self) -> usize {
+        1
+    }
+
+    /// Whether the last batch was not among the first of its kind, for which something is made ready: others like it will take as
+    /// long.
+    fn was_ready(&self) -> bool {
+        true
     }
 
     /// Whether it has [`Executable::run_and_draw`].

@@ -175,13 +175,25 @@ impl<'t> Decoding<'t> {
         if !self.is_drawn() {
             return None;
         }
-        let mut draw = self.sampler.draw();
-        if let Some(constraint) = &mut self.constraint {
-            let mut allowed = TokenSet::none(self.tokenizer.vocab_size());
-            constraint.allow(&mut allowed).ok()?;
-            draw.allowed = Some(Arc::new(allowed));
+        draw(&self.sampler, self.constraint.as_mut(), self.tokenizer.vocab_size())
+    }
+
+    /// As [`Decoding::draw`], now and after each of the tokens that were guessed, if those up to there are right. `None` too where
+    /// the constraint lets nothing follow.
+    pub(crate) fn draws(&self, guessed: &[u32]) -> Vec<Option<Draw>> {
+        let (mut sampler, vocab_size) = (self.sampler.fork(), self.tokenizer.vocab_size());
+        let mut constraint = self.constraint.as_ref().map(|constraint| constraint.fork());
+        let mut draws = vec![draw(&sampler, constraint.as_mut(), vocab_size)];
+        for token in guessed {
+            sampler.drawn();
+            sampler.accept(*token);
+            if constraint.as_mut().is_some_and(|constraint| !matches!(constraint.accept(*token), Ok(false))) {
+                break;
+            }
+            draws.push(draw(&sampler, constraint.as_mut(), vocab_size));
         }
-        Some(draw)
+        draws.resize(guessed.len() + 1, None);
+        draws
     }
 
     /// As [`Decoding::next`], with the token that [`Decoding::draw`] chose.
@@ -289,6 +301,17 @@ impl<'t> Decoding<'t> {
     pub fn seed(&self) -> u64 {
         self.sampler.seed()
     }
+}
+
+/// How a token is to be chosen of `vocab_size`; `None` if the constraint cannot tell.
+fn draw(sampler: &Sampler, constraint: Option<&mut Box<dyn Constraint>>, vocab_size: usize) -> Option<Draw> {
+    let mut draw = sampler.draw();
+    if let Some(constraint) = constraint {
+        let mut allowed = TokenSet::none(vocab_size);
+        constraint.allow(&mut allowed).ok()?;
+        draw.allowed = Some(Arc::new(allowed));
+    }
+    Some(draw)
 }
 
 /// Length of the longest end of `text` that is a beginning of `stop`.

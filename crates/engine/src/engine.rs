@@ -205,7 +205,7 @@ impl Engine {
             (Some(draft), Some(weights)) => Some(Drafter::new(draft, weights, backend, compile)?),
             _ => None,
         };
-        let means = Means { batch_invariant: executable.batch_invariant(), layer: drafter.is_some() };
+        let means = Means { rows: executable.single_step_rows(), layer: drafter.is_some() };
         let speculator = Speculator::new(options.spec_type, options.draft_max, means)?;
         let mut store = std::mem::take(&mut model.experts);
         options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
@@ -322,6 +322,7 @@ impl Engine {
             let draw = &mut || vec![Some(every_rule.clone())];
             self.eval_and_draw(&mut [part], draw, self.model.graph.vocab_size())?;
         }
+        self.warm_up_verifications()?;
         self.take_stats();
         Ok(())
     }

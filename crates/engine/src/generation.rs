@@ -240,15 +240,12 @@ impl Generation<'_> {
         if draft.is_empty() {
             return self.decode_one(token);
         }
-        let (decoding, mut pieces) = (&mut self.decoding, Piece::default());
-        self.engine.verify(self.session, token, &draft, |logits| {
-            let piece = decoding.next(logits)?;
-            pieces.text.push_str(&piece.text);
-            let text = std::mem::take(&mut pieces.text);
-            pieces = Piece { text, ..piece };
-            Ok(pieces.token.filter(|_| pieces.finish.is_none()))
-        })?;
-        Ok(pieces)
+        let mut pieces = vec![];
+        self.engine.verify(self.session, token, &draft, &mut self.decoding, &mut pieces)?;
+        pieces.into_iter().try_fold(Piece::default(), |before, piece| {
+            let piece = piece?;
+            Ok(Piece { text: before.text + &piece.text, ..piece })
+        })
     }
 
     /// Evaluates a token and chooses the next.
@@ -261,8 +258,9 @@ impl Generation<'_> {
         }
         let part = Part { session: &mut *self.session, tokens: &[token], outputs: Some(Outputs::Last) };
         let vocab_size = self.decoding.vocab_size();
-        let decoding = &mut self.decoding;
+        let (decoding, start) = (&mut self.decoding, Instant::now());
         let chosen = self.engine.eval_and_draw(&mut [part], &mut || vec![decoding.draw()], vocab_size)?;
+        self.engine.note_single_step(start.elapsed());
         if let Some(token) = chosen.into_iter().next().flatten() {
             return self.decoding.next_drawn(token);
         }

@@ -10,7 +10,7 @@ use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
 use crate::pictures;
-use crate::speculation::KEPT_HIDDEN;
+use crate::speculation::{KEPT_HIDDEN, SpecType};
 use crate::{Error, Result};
 
 /// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
@@ -237,6 +237,7 @@ impl Placement {
             state_slots: self.state_slots,
             positions: self.context,
             sequences: options.sequences.max(1),
+            outputs: if options.spec_type == SpecType::Off { 1 } else { options.draft_max.saturating_add(1) },
             keep_experts: self.keep_experts,
             every_hidden: self.drafts,
         }

@@ -313,8 +313,8 @@ fn group_linears(graph: &Graph) -> Vec<Range<usize>> {
 }
 
 impl Executable for CpuExecutable {
-    fn batch_invariant(&self) -> bool {
-        true
+    fn single_step_rows(&self) -> usize {
+        usize::MAX
     }
 
     fn run(

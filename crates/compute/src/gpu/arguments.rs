@@ -176,6 +176,8 @@ arguments! {
         window: u32,
         splits: usize,
         has_sinks: bool,
+        appends: bool,
+        attends: bool,
     }
 
     ["cuda/flash_attention.cu" AttentionConstants]

@@ -332,6 +332,7 @@ impl Excerpt {
             state_slots: 1,
             positions,
             sequences: 1,
+            outputs: 1,
             keep_experts: false,
             every_hidden: false,
         };

@@ -218,6 +218,14 @@ impl Sampler {
         chosen
     }
 
+    /// Another one that has chosen and noted the same tokens.
+    pub(crate) fn fork(&self) -> Self {
+        let Self { vocab_size, seed, .. } = *self;
+        let (options, random) = (self.options.clone(), self.random.clone());
+        let (recent, counts) = (self.recent.clone(), self.counts.clone());
+        Self { options, vocab_size, seed, random, recent, counts, adjusted: vec![] }
+    }
+
     /// How the next token is to be chosen.
     pub(crate) fn draw(&self) -> Draw {
         let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;

@@ -139,9 +139,11 @@ impl DraftAccount {
         self.book(-time);
     }
 
-    /// Verifying `drafted` tokens took `time`, and brought `tokens`.
-    pub(super) fn verified(&mut self, drafted: usize, tokens: usize, time: f64) {
-        self.verifying[drafted - 1].add(time, TIMES);
+    /// Verifying `drafted` tokens took `time`, and brought `tokens`; `ready` is whether it will take as long again.
+    pub(super) fn verified(&mut self, drafted: usize, tokens: usize, time: f64, ready: bool) {
+        if ready {
+            self.verifying[drafted - 1].add(time, TIMES);
+        }
         self.since_single += 1;
         if let Some(single) = self.single.get() {
             self.book(single * tokens as f64 - time);
@@ -240,7 +242,7 @@ mod tests {
                 account.compared(DraftSource::Match(8), would, would < 4);
             } else {
                 account.compared(DraftSource::Match(8), right, right < count);
-                account.verified(count, right + 1, took);
+                account.verified(count, right + 1, took, true);
                 verified += 1;
             }
             time += took;
@@ -290,6 +292,20 @@ mod tests {
         }
     }
 
+    // As a GPU's kernels are recorded: paid for once, but no price.
+    #[test]
+    fn what_is_made_ready_is_booked_and_no_price() {
+        let [mut ready, mut first] = [DraftAccount::default(), DraftAccount::default()];
+        for account in [&mut ready, &mut first] {
+            (0..3000).for_each(|_| account.single(1.0));
+            account.verified(4, 5, 1.5, true);
+        }
+        ready.verified(4, 1, 10.0, true);
+        first.verified(4, 1, 10.0, false);
+        assert_eq!(first.price(4, 1.0), 1.5);
+        assert!(ready.price(4, 1.0) > 5.0 && first.balance == ready.balance);
+    }
+
     #[test]
     fn a_price_that_falls_is_noticed() {
         let price = |step: usize, drafted: usize| 1.0 + if step < 2000 { 3.0 } else { 0.1 } * drafted as f64;
@@ -324,7 +340,7 @@ mod tests {
                         account.drafted(drafted, 0.25 * drafted as f64);
                         account.compared(DraftSource::Layer, 0, true);
                         let verifying = 1.0 + 0.5 * drafted as f64;
-                        account.verified(drafted, 1, verifying);
+                        account.verified(drafted, 1, verifying, true);
                         missing = 0;
                         entering + 0.25 * drafted as f64 + verifying
                     }

@@ -3,19 +3,21 @@
 //!
 //! Every row of that pass goes through the same [`Decoding`](crate::decoding::Decoding) as the logits of a single step would, in
 //! the same order and with the same random numbers; so sampling, penalties, constraints, stop texts and log-probabilities need
-//! no rule of their own, and an answer is the same, token for token, with and without. The price is that only backends whose rows
-//! have the bits of single steps can speculate ([`Executable::batch_invariant`]): the CPU, not GPUs.
+//! no rule of their own, and an answer is the same, token for token, with and without. The price is that no more rows are verified
+//! than have the bits of single steps ([`Executable::single_step_rows`]): eight on GPUs. These choose the tokens of all rows where
+//! the logits are, as those of single steps.
 //!
 //! What was evaluated for nothing is undone: keys and values are cut off; of models with recurrent state the state before is
 //! taken up again and the tokens that were right are evaluated once more.
 //!
-//! [`Executable::batch_invariant`]: moeflux_compute::backend::Executable::batch_invariant
+//! [`Executable::single_step_rows`]: moeflux_compute::backend::Executable::single_step_rows
 
 mod account;
 mod drafter;
 mod ngram;
 mod rows;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -24,9 +26,11 @@ use std::time::{Duration, Instant};
 use account::{DraftAccount, DraftSource};
 pub(crate) use drafter::{Drafter, KEPT_HIDDEN};
 use moeflux_compute::backend::{Backend, Batch};
+use moeflux_compute::draw::Draw;
 pub(crate) use rows::DraftRows;
 
 use crate::checkpoint::Checkpoint;
+use crate::decoding::{Decoding, Piece};
 use crate::engine::{Engine, Outputs};
 use crate::models::{self, Model};
 use crate::pictures::tokens::is_picture;
@@ -62,6 +66,13 @@ impl SpecType {
         backend: &dyn Backend,
         positions: Option<usize>,
     ) -> Result<Model> {
+        if self == Self::Mtp && !backend.batch_invariant() {
+            return Err(Error::Option {
+                option: "spec_type",
+                expected: "off, ngram or auto: a model's own layer drafts on the CPU alone".to_owned(),
+                got: self.to_string(),
+            });
+        }
         if !matches!(self, Self::Mtp | Self::Auto) || !backend.batch_invariant() {
             return models::record_for(checkpoint, positions);
         }
@@ -107,8 +118,8 @@ pub const MOST_DRAFTED: usize = 16;
 /// What an engine can draft with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {
-    /// Whether several rows have the bits of single steps.
-    pub(crate) batch_invariant: bool,
+    /// How many rows of a sequence have the bits of single steps.
+    pub(crate) rows: usize,
     /// Whether the checkpoint has a layer that drafts.
     pub(crate) layer: bool,
 }
@@ -135,6 +146,20 @@ struct Watched {
     start: usize,
     /// How many were right so far.
     right: usize,
+}
+
+/// What a verification's rows came to.
+enum Rows {
+    /// (rows, vocab_size).
+    Logits(Vec<f32>),
+    /// The token that was chosen where the logits are, where one was.
+    Drawn(Vec<Option<u32>>),
+}
+
+/// What one of them came to.
+enum Row<'a> {
+    Logits(Cow<'a, [f32]>),
+    Drawn(u32),
 }
 
 /// What is to be verified.
@@ -164,15 +189,16 @@ impl Speculator {
             expected: expected.to_owned(),
             got: kind.to_string(),
         };
-        if matches!(kind, SpecType::Ngram | SpecType::Mtp) && !means.batch_invariant {
-            return Err(refused(
-                "auto or off: on this backend several rows do not have the bits of single steps",
-            ));
+        let verifies = means.rows > 1;
+        if matches!(kind, SpecType::Ngram | SpecType::Mtp) && !verifies {
+            return Err(refused("off: on this backend several rows do not have the bits of single steps"));
         }
         if kind == SpecType::Mtp && !means.layer {
             return Err(refused("off, ngram or auto: the model has no layer that predicts further tokens"));
         }
-        let kind = if means.batch_invariant { kind } else { SpecType::Off };
+        let kind = if verifies { kind } else { SpecType::Off };
+        // One row is that of the token that comes anyway.
+        let draft_max = draft_max.min(means.rows.saturating_sub(1));
         let (account, source) = (DraftAccount::default(), DraftSource::Layer);
         Ok(Self { kind, draft_max, layer: means.layer, account, watched: None, source })
     }
@@ -264,51 +290,82 @@ impl Engine {
         drafted
     }
 
-    /// Notes what a step took that evaluated one token of one sequence.
+    /// Notes what a step took that evaluated one token of one sequence, and was the last batch.
     pub(crate) fn note_single_step(&mut self, time: Duration) {
-        self.speculator.account.single(time.as_secs_f64());
+        if self.executable.was_ready() {
+            self.speculator.account.single(time.as_secs_f64());
+        }
     }
 
-    /// Appends `next` and `draft` to `session` in one pass, and gives `choose` the logits after each of them, (vocab_size), as long
-    /// as the token it chooses is the one drafted; it returns `None` at the end of an answer. The session then holds the tokens
-    /// after which `choose` was called.
+    /// Makes ready what verifications need, which takes a GPU some time the first times.
     ///
     /// # Errors
-    /// As [`Engine::eval`]; the session is as it was before the call. Those of `choose`; the session then holds the tokens after
-    /// which it was called.
+    /// As [`Engine::eval`].
+    pub(crate) fn warm_up_verifications(&mut self) -> Result<()> {
+        if self.spec_type() == SpecType::Off {
+            return Ok(());
+        }
+        let vocab_size = self.model().graph.vocab_size();
+        let most = (1 + self.speculator.draft_max).min(self.chunk()).min(self.context());
+        for rows in (2..=most).flat_map(|rows| [rows; 2]) {
+            let mut session = self.session();
+            self.eval_with(&mut session, &vec![0; rows], Outputs::All, |engine, batch, _| {
+                let draws = &mut || vec![Some(Draw::default()); rows];
+                engine.run_and_draw(batch, draws, vocab_size).map(|_| ())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Appends `next` and `draft` to `session` in one pass, and lets `decoding` choose a token after each of them, as long as that
+    /// is the one drafted and the answer goes on; what it makes of each, or why it cannot, is added to `pieces`. The session then
+    /// holds the tokens after which one was chosen.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`]; the session is as it was before the call, unless there are pieces.
     pub(crate) fn verify(
         &mut self,
         session: &mut Session,
         next: u32,
         draft: &[u32],
-        mut choose: impl FnMut(&[f32]) -> Result<Option<u32>>,
+        decoding: &mut Decoding<'_>,
+        pieces: &mut Vec<Result<Piece>>,
     ) -> Result<()> {
         let (from, state) = (session.position(), session.state().cloned());
         let mut tokens = vec![next];
         tokens.extend_from_slice(draft);
         let start = Instant::now();
-        let logits = match self.eval(session, &tokens, Outputs::All) {
-            Ok(logits) => logits,
+        let rows = match self.eval_rows(session, &tokens, decoding) {
+            Ok(rows) => rows,
             // What is wrong with a token that may not come is no error.
             Err(_) => {
                 tokens.truncate(1);
-                self.eval(session, &tokens, Outputs::Last)?
+                self.eval_rows(session, &tokens, decoding)?
             }
         };
-        let mut time = start.elapsed();
+        let (mut time, ready) = (start.elapsed(), self.executable.was_ready());
         let drafted = tokens.len() - 1;
 
-        let (mut kept, mut differs, mut outcome) = (0, false, Ok(()));
-        for (row, logits) in logits.chunks_exact(self.model().graph.vocab_size()).enumerate() {
-            kept = row + 1;
+        let (mut kept, mut differs) = (0, false);
+        for row in 0..tokens.len() {
             let expected = draft.get(row).filter(|_| row < drafted);
-            match choose(logits) {
-                Ok(Some(token)) if expected == Some(&token) => continue,
-                Ok(Some(_)) => differs = expected.is_some(),
-                Ok(None) => {}
-                Err(error) => outcome = Err(error),
+            let piece = match self.row_of(&rows, row, from + row) {
+                Ok(Row::Logits(logits)) => decoding.next(&logits),
+                Ok(Row::Drawn(token)) => decoding.next_drawn(token),
+                // As after a step that failed.
+                Err(error) => {
+                    pieces.push(Err(error));
+                    break;
+                }
+            };
+            kept = row + 1;
+            let token =
+                piece.as_ref().ok().filter(|piece| piece.finish.is_none()).and_then(|piece| piece.token);
+            pieces.push(piece);
+            if token.is_none() || token.as_ref() != expected {
+                differs = token.is_some() && expected.is_some();
+                break;
             }
-            break;
         }
 
         let start = Instant::now();
@@ -319,13 +376,47 @@ impl Engine {
         }
         time += start.elapsed();
         self.stats.drafted += drafted as u64;
-        self.stats.accepted += kept as u64 - 1;
+        let right = kept.saturating_sub(1);
+        self.stats.accepted += right as u64;
         if drafted > 0 {
             let source = self.speculator.source;
-            self.speculator.account.compared(source, kept - 1, differs);
-            self.speculator.account.verified(drafted, kept, time.as_secs_f64());
+            self.speculator.account.compared(source, right, differs);
+            self.speculator.account.verified(drafted, kept, time.as_secs_f64(), ready);
         }
-        outcome
+        Ok(())
+    }
+
+    /// Appends `tokens` to `session` in one pass: the logits after each, or what is chosen by them where they are if those that
+    /// follow the first come.
+    fn eval_rows(&mut self, session: &mut Session, tokens: &[u32], decoding: &Decoding<'_>) -> Result<Rows> {
+        if !self.draws_tokens() || !decoding.is_drawn() {
+            return Ok(Rows::Logits(self.eval(session, tokens, Outputs::All)?));
+        }
+        let mut drawn = vec![];
+        self.eval_with(session, tokens, Outputs::All, |engine, batch, _| {
+            let draws = &mut || decoding.draws(&tokens[1..]);
+            drawn = engine.run_and_draw(batch, draws, decoding.vocab_size())?;
+            Ok(())
+        })?;
+        Ok(Rows::Drawn(drawn))
+    }
+
+    /// What a token is chosen by after row `row` of the last evaluation, whose position is the given one.
+    fn row_of<'a>(&mut self, rows: &'a Rows, row: usize, position: usize) -> Result<Row<'a>> {
+        match rows {
+            Rows::Logits(all) => {
+                let vocab_size = self.model().graph.vocab_size();
+                Ok(Row::Logits(all[row * vocab_size..][..vocab_size].into()))
+            }
+            Rows::Drawn(tokens) => match tokens[row] {
+                Some(token) => Ok(Row::Drawn(token)),
+                None => {
+                    let logits = self.read_logits(row)?;
+                    self.check_finite(&logits, position)?;
+                    Ok(Row::Logits(logits.into()))
+                }
+            },
+        }
     }
 
     /// Of the last tokens of `session`, evaluated after a position with a recurrent state, keeps the first ones.
@@ -362,7 +453,7 @@ mod tests {
         assert!("eagle".parse::<SpecType>().is_err());
     }
 
-    const ALL: Means = Means { batch_invariant: true, layer: true };
+    const ALL: Means = Means { rows: usize::MAX, layer: true };
 
     fn tokens(plan: Plan) -> Vec<u32> {
         match plan {
@@ -373,7 +464,7 @@ mod tests {
 
     #[test]
     fn without_the_bits_of_single_steps_nothing_is_guessed() {
-        let none = Means { batch_invariant: false, ..ALL };
+        let none = Means { rows: 1, ..ALL };
         for kind in [SpecType::Ngram, SpecType::Mtp] {
             assert!(Speculator::new(kind, 4, none).is_err());
         }
@@ -402,7 +493,7 @@ mod tests {
     fn drafts_that_would_have_been_right_are_noticed_without_verifying() {
         let mut speculator = Speculator::new(SpecType::Auto, 4, Means { layer: false, ..ALL }).unwrap();
         speculator.account.single(1.0);
-        speculator.account.verified(4, 1, 40.0);
+        speculator.account.verified(4, 1, 40.0, true);
         let text: Vec<u32> = (0..200).map(|i| i % 7).collect();
         let before = speculator.account.expected(DraftSource::Match(12), 4);
         for position in 20..200 {
@@ -422,7 +513,9 @@ mod tests {
             for _ in 0..200 {
                 speculator.account.single(1.0);
             }
-            (1..=4).for_each(|count| speculator.account.verified(count, count + 1, 1.0 + 0.2 * count as f64));
+            (1..=4).for_each(|count| {
+                speculator.account.verified(count, count + 1, 1.0 + 0.2 * count as f64, true)
+            });
             speculator
         };
         let text: Vec<u32> = (0..60).map(|i| i % 7).collect();

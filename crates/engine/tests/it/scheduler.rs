@@ -21,9 +21,14 @@ pub fn demo() -> PathBuf {
 
 /// A model with recurrent state, in a folder with a tokenizer of as many tokens: one a byte.
 pub fn recurrent(folder: &Path) -> PathBuf {
+    bytewise(folder, "qwen3_next_basic")
+}
+
+/// The same of another fixture.
+pub fn bytewise(folder: &Path, fixture: &str) -> PathBuf {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf");
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixtures.join("qwen3_next_basic").join(file), folder.join(file)).unwrap();
+        std::fs::copy(fixtures.join(fixture).join(file), folder.join(file)).unwrap();
     }
     let text = std::fs::read_to_string(fixtures.join("qwen3_moe_tokenizer/tokenizer.json")).unwrap();
     let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -2,20 +2,23 @@
 //! recurrent state too.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use moeflux::sampler::SamplerOptions;
-use moeflux::scheduler::{Done, Event};
+use moeflux::scheduler::{Done, Event, Scheduler, SchedulerOptions};
 use moeflux::tokenizer::AddSpecial;
 use moeflux::{
     Constraint, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, SpecType, TextModel,
     TokenSet,
 };
+use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 
-use crate::scheduler::{demo, model, recurrent, settled, start};
-use crate::support;
+use crate::scheduler::{bytewise, demo, model, recurrent, settled, start};
+use crate::support::{self, Fixture};
 
 /// A text that a model goes on with by repeating parts of it.
 const TEXT: &str = "The fox saw a red boat. The fox saw a red bird. The fox saw a red house. The fox saw a";
@@ -60,10 +63,21 @@ pub fn answer(model: &mut TextModel, text: &str, options: &DecodingOptions) -> (
 
 /// Compares answers with guesses, of a few lengths, with those without.
 fn check(path: &Path, texts: &[&str], decoding: &[DecodingOptions]) -> [u64; 2] {
-    let mut plain = model(path, &options(SpecType::Off, 1));
+    let open = |spec_type, draft_max| model(path, &options(spec_type, draft_max));
+    check_models(open, &[1, 4, 16], texts, decoding)
+}
+
+/// As [`check`], of models that `open` opens, with guesses of these lengths.
+fn check_models(
+    open: impl Fn(SpecType, usize) -> TextModel,
+    lengths: &[usize],
+    texts: &[&str],
+    decoding: &[DecodingOptions],
+) -> [u64; 2] {
+    let mut plain = open(SpecType::Off, 1);
     let mut sums = [0; 2];
-    for draft_max in [1, 4, 16] {
-        let mut guessing = model(path, &options(SpecType::Ngram, draft_max));
+    for draft_max in lengths.iter().copied() {
+        let mut guessing = open(SpecType::Ngram, draft_max);
         for text in texts {
             for decoding in decoding {
                 let (expected, none) = answer(&mut plain, text, decoding);
@@ -131,38 +145,112 @@ fn the_context_ends_answers_as_it_does_without() {
     }
 }
 
-// What the rest of this relies on, for every family: several rows of a sequence have the bits of single steps.
+/// What the rest of this relies on: batches of so many rows of a sequence, after so many tokens that come at once, have the bits
+/// of single steps.
+fn check_rows(fixture: &Fixture, backend: &dyn Backend, prefix: usize, batches: &[usize]) {
+    let length = prefix + batches.iter().sum::<usize>();
+    let options = Options {
+        spec_type: SpecType::Auto,
+        context: Some(length),
+        kv_tokens: Some(2 * (length + 64)),
+        ..Options::default()
+    };
+    let mut engine = support::open(&fixture.path, backend, &options);
+    assert_eq!(engine.spec_type(), SpecType::Auto);
+    let known = engine.model().graph.vocab_size().min(61) as u32;
+    let tokens: Vec<u32> = (0..length as u32).map(|i| (i * i * 5 + i * 11 + 3) % known).collect();
+    let (prefix, mut rest) = tokens.split_at(prefix);
+    let (mut together, mut alone) = (engine.session(), engine.session());
+    engine.eval(&mut together, prefix, Outputs::Last).unwrap();
+    engine.eval(&mut alone, prefix, Outputs::Last).unwrap();
+    for rows in batches {
+        let next;
+        (next, rest) = rest.split_at(*rows);
+        let got = support::bits(&engine.eval(&mut together, next, Outputs::All).unwrap());
+        let mut expected = vec![];
+        for token in next {
+            expected.extend(support::bits(&engine.eval(&mut alone, &[*token], Outputs::Last).unwrap()));
+        }
+        assert!(got == expected, "{}: {rows} rows on {}", fixture.name, backend.describe());
+    }
+}
+
+fn emulator() -> GpuBackend {
+    GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(5)) as _))
+}
+
 #[test]
 fn rows_of_every_family_have_the_bits_of_single_steps() {
     let backend = CpuBackend::new(2, None).unwrap();
-    for fixture in support::sample() {
-        let tokens = fixture.golden().tokens;
-        let options = Options { spec_type: SpecType::Auto, kv_tokens: Some(512), ..Options::default() };
-        let mut engine = support::open(&fixture.path, &backend, &options);
-        assert_eq!(engine.spec_type(), SpecType::Auto);
-        let rows = 5.min(tokens.len() - 1);
-        let (prefix, rest) = tokens.split_at(tokens.len() - rows);
-        let (mut together, mut alone) = (engine.session(), engine.session());
-        engine.eval(&mut together, prefix, Outputs::Last).unwrap();
-        engine.eval(&mut alone, prefix, Outputs::Last).unwrap();
-        let got = support::bits(&engine.eval(&mut together, rest, Outputs::All).unwrap());
-        let mut expected = vec![];
-        for token in rest {
-            expected.extend(support::bits(&engine.eval(&mut alone, &[*token], Outputs::Last).unwrap()));
+    support::sample().iter().for_each(|fixture| check_rows(fixture, &backend, 40, &[5]));
+}
+
+// On a device up to eight, across pages. Encodings make no difference to that, and are compared as operations.
+#[test]
+fn rows_of_every_family_have_the_bits_of_single_steps_on_an_emulated_device() {
+    let mut fixtures = support::sample();
+    fixtures.retain(|fixture| fixture.kind == "hf" && fixture.runs_on_gpus());
+    // A device is emulated by one thread.
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        fixtures.get(index).map(|fixture| (index, fixture))
+    };
+    let batches: [&[usize]; 3] = [&[2, 3], &[5], &[8]];
+    let check = |(index, fixture): (usize, &Fixture)| {
+        check_rows(fixture, &emulator(), 62, batches[index % batches.len()]);
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| std::iter::from_fn(take).for_each(check));
         }
-        assert!(got == expected, "{}", fixture.name);
+    });
+}
+
+// Of 257 keys each row makes more parts than of 256.
+#[test]
+fn rows_have_the_bits_of_single_steps_where_keys_are_cut_into_more_parts() {
+    for name in ["gguf/qwen3_moe_q8_0", "hf/deepseek_v3_basic"] {
+        check_rows(&Fixture::named(name), &emulator(), 253, &[8]);
+    }
+}
+
+// Tokens are chosen where the logits are, of all rows at once; where log-probabilities are asked for, of logits that come here.
+#[test]
+fn answers_on_a_gpu_are_those_of_single_steps() {
+    let warm = SamplerOptions {
+        temperature: 1.0,
+        logit_bias: [(65, 60.0), (66, 60.0)].into(),
+        seed: Some(1),
+        ..SamplerOptions::default()
+    };
+    let kinds = [
+        greedy(24),
+        sampled(24, SamplerOptions { frequency_penalty: 0.4, top_k: 30, ..warm.clone() }),
+        DecodingOptions { logprobs: Some(2), ..sampled(16, warm) },
+    ];
+    for fixture in ["qwen3_moe_basic", "qwen3_next_basic"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = bytewise(folder.path(), fixture);
+        let open = |spec_type, draft_max| {
+            let options = Options { context: Some(128), ..options(spec_type, draft_max) };
+            TextModel::open(&path, &emulator(), &options, |_, _| ()).unwrap()
+        };
+        // More than there are rows with the bits of single steps.
+        let [drafted, accepted] = check_models(open, &[16], &["abcabcabc"], &kinds);
+        assert!(accepted > 0 && drafted > accepted, "{fixture}: {drafted} {accepted}");
     }
 }
 
 #[test]
-fn a_gpu_does_not_guess() {
+fn a_gpu_does_not_draft_by_a_layer() {
     let folder = tempfile::tempdir().unwrap();
     let path = recurrent(folder.path());
-    let device = || Ok(Box::new(Emulator::new(5)) as _);
-    let backend = GpuBackend::new("emulator", GpuOptions::default(), device);
-    let open = |spec_type| TextModel::open(&path, &backend, &options(spec_type, 4), |_, _| ());
-    assert!(matches!(open(SpecType::Ngram), Err(Error::Option { option: "spec_type", .. })));
-    assert_eq!(open(SpecType::Auto).unwrap().engine.spec_type(), SpecType::Off);
+    let open = |spec_type| TextModel::open(&path, &emulator(), &options(spec_type, 4), |_, _| ());
+    let error = open(SpecType::Mtp).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "spec_type", .. }));
+    assert!(error.to_string().contains("on the CPU alone"), "{error}");
+    assert_eq!(open(SpecType::Auto).unwrap().engine.spec_type(), SpecType::Auto);
 }
 
 /// Allows a few tokens again and again, then fails or ends.
@@ -178,7 +266,7 @@ impl Constraint for Round {
         if self.fails && self.seen == self.last {
             return Err(Error::Constraint { reason: "as told".into() });
         }
-        let allowed = [500, 600, 700][self.seen % 3];
+        let allowed = [50, 60, 70][self.seen % 3];
         tokens.insert(allowed);
         Ok(())
     }
@@ -199,7 +287,10 @@ pub fn events(
     spec_type: SpecType,
     request: Request,
 ) -> (Vec<Event>, std::result::Result<Done, String>) {
-    let scheduler = start(path, &options(spec_type, 4));
+    events_of(start(path, &options(spec_type, 4)), request)
+}
+
+fn events_of(scheduler: Scheduler, request: Request) -> (Vec<Event>, std::result::Result<Done, String>) {
     let mut pieces = vec![];
     for event in scheduler.submit(request).unwrap() {
         match event {
@@ -241,6 +332,31 @@ fn a_scheduler_gives_the_same_pieces() {
                 assert!(kind != 2 || guessed.usage.accepted_tokens > 0, "{kind}");
             }
             (end, guessed) => assert_eq!((end.err(), kind), (guessed.err(), 3)),
+        }
+    }
+}
+
+// Constraints of a device's draws, those of tokens that were guessed among them.
+#[test]
+fn a_scheduler_gives_the_same_pieces_on_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = bytewise(folder.path(), "qwen3_moe_basic");
+    let open = |spec_type| TextModel::open(&path, &emulator(), &options(spec_type, 4), |_, _| ()).unwrap();
+    let prompt = open(SpecType::Off).tokenizer.encode("abcabcabc", AddSpecial::Yes).unwrap();
+    for fails in [false, true] {
+        let [(expected, end), (got, guessed)] = [SpecType::Off, SpecType::Ngram].map(|spec_type| {
+            let constraint = Some(Box::new(Round { seen: 0, last: 17, fails }) as Box<dyn Constraint>);
+            let request =
+                Request { prompt: prompt.clone(), options: greedy(60), constraint, ..Request::default() };
+            events_of(Scheduler::start(open(spec_type), SchedulerOptions::default()).unwrap(), request)
+        });
+        assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{fails}");
+        match (end, guessed) {
+            (Ok(end), Ok(guessed)) => {
+                assert_eq!(guessed.finish, end.finish);
+                assert!(!fails && guessed.usage.accepted_tokens > 0);
+            }
+            (end, guessed) => assert_eq!((end.err(), fails), (guessed.err(), true)),
         }
     }
 }

@@ -1,5 +1,5 @@
 // Attention of tokens that are each the newest of a sequence, as decoding has them: norms and rotations of heads,
-// appending to the cache and attention in one dispatch.
+// appending to the cache and attention in one dispatch. Several tokens of one sequence take two.
 #include "heads.h"
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
@@ -132,17 +132,20 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     constexpr float LOG2_E = 1.44269504f;
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
-    const uint head0 = kv_head * group + chunk * G, queries = group - chunk * G < G ? group - chunk * G : G;
+    const uint head0 = kv_head * group + chunk * G, left = c.attends ? group - chunk * G : 0;
+    const uint queries = left < G ? left : G;
     const Place at = b.places[row];
     // Keys that are in the cache, and the part of them that is this group's.
     const uint held = at.position;
     const uint first = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
     const uint part = (held - first + c.splits - 1) / c.splits;
-    const uint begin = first + split * part, end = begin + part < held ? begin + part : held;
+    const uint begin = first + split * part, most = begin + part < held ? begin + part : held;
+    const uint end = c.attends ? most : begin;
     const KeyRange keys = {at, begin, end, kv_head};
     const bool newest = split == c.splits - 1;
     const uint own = lane % TEAM * 8, step = ctx.warps() * TEAMS * AT_ONCE;
-    // What is in the cache has been there since before this token.
+    // What is in the cache has been there since before this token, unless it is of a row before.
+    if (!c.appends) after_previous(ctx);
     uint base = begin + warp * TEAMS * AT_ONCE;
     Loaded<AT_ONCE> l = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base, own);
     ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step);
@@ -197,7 +200,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
             l.value[u] = packed8(value);
             l.seen[u] = u == 0 && lane < TEAM;
         }
-        if (chunk == 0 && lane < TEAM) {
+        if (c.appends && chunk == 0 && lane < TEAM) {
             const ulong to = place_of(b.pages, at, at.position, c.kv_heads, kv_head) * DIM + own;
 #pragma unroll
             for (uint j = 0; j < 8; ++j) {
@@ -207,6 +210,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
         }
         g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
     }
+    if (!c.attends) return;
     // Maxima and sums of each query, in all lanes of a team; then the teams of a warp together.
     constexpr uint EACH = TEAM / (AT_ONCE * G);
     float maxima[G], sums[G];

@@ -18,6 +18,9 @@ struct DecodeConstants {
     uint splits;
     // Whether `sinks` holds a logit for each head.
     uint has_sinks;
+    // Whether keys and values are appended to the cache, and whether queries attend. Rows of one sequence see each other's keys:
+    // one dispatch appends all of them, and attends no query, before others attend.
+    uint appends, attends;
 };
 
 // A head of DIM channels, normalised and rotated, by a warp.

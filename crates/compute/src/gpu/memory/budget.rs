@@ -5,7 +5,7 @@
 
 use super::expert_layout::{all_bytes, least_bytes, most_chosen};
 use super::experts::{Room, table_bytes};
-use super::inputs::{InputLayout, Turn};
+use super::inputs::{InputLayout, STEPWISE_ROWS, Turn};
 use super::weights::{ALIGNMENT, placed};
 use super::{ngrams, scratch};
 use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
@@ -56,7 +56,7 @@ impl Needs {
         }
         all.push(InputLayout::most_bytes(rows, graph, turns));
         all.push(logits_bytes(graph, options));
-        all.push(options.sequences.max(1).saturating_mul(DRAW_ROW_BYTES));
+        all.push(outputs(options).saturating_mul(DRAW_ROW_BYTES));
         all.push(table_bytes(graph));
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
@@ -162,9 +162,14 @@ fn only_embeds(graph: &Graph, weight: WeightId) -> bool {
     ops.clone().any(embeds) && !ops.any(multiplies)
 }
 
-/// Of the logits that all sequences' next tokens are chosen from.
+/// Rows of logits that tokens are chosen from again and again: those after all sequences, or after a few rows of one.
+fn outputs(options: &CompileOptions) -> usize {
+    options.outputs.min(STEPWISE_ROWS).max(options.sequences).max(1)
+}
+
+/// Of the logits that next tokens are chosen from.
 pub(super) fn logits_bytes(graph: &Graph, options: &CompileOptions) -> usize {
-    options.sequences.max(1).saturating_mul(graph.vocab_size() * 4)
+    outputs(options).saturating_mul(graph.vocab_size() * 4)
 }
 
 /// Of a batch's page numbers, before and after they grow: every sequence has those of all its positions.

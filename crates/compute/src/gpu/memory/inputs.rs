@@ -1,5 +1,7 @@
 //! What changes from batch to batch, as kernels read it: one upload a batch.
 
+use std::ops::Range;
+
 use crate::backend::{Batch, Embeddings, PAGE_TOKENS};
 use crate::gpu::arguments::{PlaceWords, SequenceWords};
 use crate::gpu::device::Words;
@@ -21,8 +23,10 @@ pub(crate) struct Shape {
     pub(crate) rows: usize,
     pub(crate) sequences: usize,
     pub(crate) outputs: usize,
-    /// Parts that each row's keys are divided into.
+    /// Parts that each row's keys are divided into, at most.
     pub(crate) splits: usize,
+    /// Rows at the beginning whose keys are divided into half as many: those of a sequence that is [stepwise](Shape::is_stepwise).
+    pub(crate) halved: usize,
     pub(crate) given: Given,
     pub(crate) ending: Ending,
 }
@@ -81,11 +85,32 @@ pub(crate) const ROW_SPLITS: usize = 8 * MOST_SPLITS;
 const SPLIT_KEYS: usize = 128;
 pub(crate) const MOST_SPLITS: usize = 64;
 
+/// Rows of one sequence that are each computed as if they were alone, at most.
+pub(crate) const STEPWISE_ROWS: usize = 8;
+
+/// Rows that follow each other and whose keys are divided into equally many parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Band {
+    pub(crate) rows: Range<usize>,
+    pub(crate) splits: usize,
+}
+
+/// Parts that so many keys of a row are divided into, where rows are few.
+fn splits_of(keys: usize) -> usize {
+    keys.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(2, MOST_SPLITS)
+}
+
 impl Shape {
     pub(crate) fn of(batch: &Batch<'_>, ending: Ending) -> Self {
         let rows = batch.tokens.len();
         let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
-        let splits = longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(2, MOST_SPLITS);
+        let splits = splits_of(longest);
+        let halved = match batch.spans {
+            [span] if rows <= STEPWISE_ROWS => {
+                (0..rows).filter(|row| splits_of(span.start + row + 1) < splits).count()
+            }
+            _ => 0,
+        };
         let splits = match rows {
             0..=FEW_ROWS => splits,
             // Each row is the newest of a sequence.
@@ -99,9 +124,23 @@ impl Shape {
             sequences: batch.spans.len(),
             outputs: batch.outputs.len(),
             splits,
+            halved,
             given: Given::default(),
             ending,
         }
+    }
+
+    /// Whether the batch is a few rows of one sequence. Each of them then has the bits that it has in a batch of its own: its
+    /// keys are divided into parts by their own number.
+    pub(crate) fn is_stepwise(&self) -> bool {
+        self.sequences == 1 && (2..=STEPWISE_ROWS).contains(&self.rows)
+    }
+
+    /// All rows, by the number of parts that their keys are divided into.
+    pub(crate) fn bands(&self) -> impl Iterator<Item = Band> + use<> {
+        let &Self { rows, halved, splits, .. } = self;
+        let bands = [(0..halved, splits / 2), (halved..rows, splits)];
+        bands.into_iter().map(|(rows, splits)| Band { rows, splits }).filter(|band| !band.rows.is_empty())
     }
 }
 
@@ -174,7 +213,8 @@ impl InputLayout {
     /// The most bytes that batches of up to `rows` rows need.
     pub(crate) fn most_bytes(rows: usize, graph: &Graph, turns: &[Turn]) -> usize {
         let given = Given { rows, width: Given::width(graph) };
-        let shape = Shape { rows, sequences: rows, outputs: rows, splits: 1, given, ending: Ending::Logits };
+        let (splits, halved, ending) = (1, 0, Ending::Logits);
+        let shape = Shape { rows, sequences: rows, outputs: rows, splits, halved, given, ending };
         Self::new(&shape, &graph.ropes, turns).bytes
     }
 
@@ -234,4 +274,32 @@ pub(crate) fn page_numbers(batch: &Batch<'_>) -> Vec<u8> {
         span.pages.iter().for_each(|page| page.append(&mut out));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Span;
+
+    #[test]
+    fn few_rows_of_a_sequence_are_divided_as_each_is_alone() {
+        let of = |start: usize, rows: usize| {
+            let tokens = vec![0; rows];
+            let spans = [Span { rows: 0..rows, start, ..Span::default() }];
+            Shape::of(&Batch { tokens: &tokens, spans: &spans, ..Batch::default() }, Ending::Logits)
+        };
+        for start in [0, 60, 250, 255, 256, 505, 1020, 4090, 8185, 20_000] {
+            for rows in 2..=STEPWISE_ROWS {
+                let shape = of(start, rows);
+                assert!(shape.is_stepwise());
+                let bands: Vec<Band> = shape.bands().collect();
+                let alone = (0..rows).map(|row| of(start + row, 1).splits);
+                let got = bands.iter().flat_map(|band| band.rows.clone().map(|_| band.splits));
+                assert!(got.eq(alone), "{start} {rows}: {bands:?}");
+            }
+            let more = of(start, STEPWISE_ROWS + 1);
+            assert!(!more.is_stepwise() && more.bands().count() == 1);
+        }
+        assert!(!of(9, 1).is_stepwise());
+    }
 }

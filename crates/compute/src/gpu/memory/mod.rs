@@ -23,8 +23,8 @@ pub(super) use expert_layout::{ExpertMatrix, all_bytes, device_keeps_experts};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
-    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
-    PANEL_ROWS_BESIDE_WIDE, Shape, Turn, WIDE_ROWS,
+    BATCH_ROWS, Band, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
+    PANEL_ROWS_BESIDE_WIDE, STEPWISE_ROWS, Shape, Turn, WIDE_ROWS,
 };
 use inputs::{page_numbers, turns};
 use logits::Logits;

@@ -243,8 +243,12 @@ impl Executable for PipelineExecutable {
         self.under_way.forget();
     }
 
-    fn batch_invariant(&self) -> bool {
-        self.stages().all(|stage| stage.executable.batch_invariant())
+    fn single_step_rows(&self) -> usize {
+        self.stages().map(|stage| stage.executable.single_step_rows()).min().unwrap_or(1)
+    }
+
+    fn was_ready(&self) -> bool {
+        self.stages().all(|stage| stage.executable.was_ready())
     }
 
     fn draws_tokens(&self) -> bool {

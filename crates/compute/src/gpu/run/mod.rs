@@ -13,7 +13,7 @@ use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 pub(super) use self::turns::{Turns, Way};
 use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, Given, Memory, Shape};
+use super::memory::{Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
@@ -279,6 +279,14 @@ impl Executable for GpuExecutable {
     fn decode_rows(&self, sequences: usize) -> usize {
         // Few rows are read once for all, and leave the processor a part of what is missing.
         self.turns.decode_rows(Way::Alone, sequences)
+    }
+
+    fn single_step_rows(&self) -> usize {
+        STEPWISE_ROWS
+    }
+
+    fn was_ready(&self) -> bool {
+        self.recordings.replayed()
     }
 
     fn draws_tokens(&self) -> bool {

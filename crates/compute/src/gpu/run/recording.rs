@@ -24,9 +24,15 @@ type Recording = Vec<Piece<RecordingId>>;
 #[derive(Default)]
 pub(super) struct Recordings {
     of: HashMap<Shape, Option<Recording>>,
+    /// Whether the last batch was the replay of one that was there.
+    replayed: bool,
 }
 
 impl Recordings {
+    pub(super) fn replayed(&self) -> bool {
+        self.replayed
+    }
+
     /// Forgets what was recorded: buffers have moved.
     pub(super) fn forget(&mut self, device: &mut dyn Device) {
         for recording in std::mem::take(&mut self.of).into_values().flatten().flatten() {
@@ -53,6 +59,7 @@ impl Runner<'_> {
         // Prompts are seldom of one length twice.
         let decodes = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
         let repeats = decodes && shape.ending == Ending::Logits;
+        recordings.replayed = matches!(recordings.of.get(&shape), Some(Some(_)));
         if !repeats || !recordings.of.contains_key(&shape) {
             for piece in self.lower(shape) {
                 self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;

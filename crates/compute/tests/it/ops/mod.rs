@@ -20,6 +20,7 @@ mod recurrent;
 mod refusals;
 mod rows;
 mod scales;
+mod steps;
 mod streams;
 
 use std::collections::BTreeSet;

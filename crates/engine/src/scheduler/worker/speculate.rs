@@ -29,11 +29,7 @@ impl Worker<'_> {
             return false;
         }
         let mut pieces: Vec<Result<Piece>> = vec![];
-        let outcome = self.engine.verify(session, *next, &draft, |logits| {
-            pieces.push(answering.decoding.next(logits));
-            let going_on = pieces.last().and_then(|piece| piece.as_ref().ok());
-            Ok(going_on.filter(|piece| piece.finish.is_none()).and_then(|piece| piece.token))
-        });
+        let outcome = self.engine.verify(session, *next, &draft, &mut answering.decoding, &mut pieces);
         if outcome.is_err() && pieces.is_empty() {
             return false;
         }

@@ -200,7 +200,7 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
                t = lane % 4;
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
     const uint head0 = kv_head * group + chunk * QUERIES;
-    const uint queries = group - chunk * QUERIES < QUERIES ? group - chunk * QUERIES : QUERIES;
+    const uint left = c.attends ? group - chunk * QUERIES : 0, queries = left < QUERIES ? left : QUERIES;
     const Place at = b.places[row];
     const uint held = at.position;
     const uint oldest = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
@@ -208,8 +208,9 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     const uint begin = oldest + split * part, end = begin + part < held + 1 ? begin + part : held + 1;
     const uint in_cache = end < held ? end : held;
     const bool newest = begin <= held && held < end;
-    // What is in the cache has been there since before this token.
-    uint first = begin + warp * TILE_KEYS;
+    // What is in the cache has been there since before this token, unless it is of a row before.
+    if (!c.appends) after_previous(ctx);
+    uint first = c.attends ? begin + warp * TILE_KEYS : end;
     const uint step = ctx.warps() * TILE_KEYS;
     Tile<DIM> tile = load_tile<DIM>(ctx, c, b, at, kv_head, first, in_cache);
     ask_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
@@ -261,13 +262,14 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         tile = load_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
         ask_tile<DIM>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
     }
-    if (newest && chunk == 0) {
+    if (c.appends && newest && chunk == 0) {
         const ulong to = place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM;
         for (uint d = ctx.thread(); d < DIM; d += ctx.threads()) {
             store_half(b.keys, to + d, heads[QUERIES * HEAD_LINE + d]);
             store_half(b.values, to + d, heads[(QUERIES + 1) * HEAD_LINE + d]);
         }
     }
+    if (!c.attends) return;
     m.sum = quad_sum(ctx, m.sum);
     if (t == 0) {
         maxima[warp * QUERIES + g] = m.maximum;

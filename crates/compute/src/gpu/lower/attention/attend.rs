@@ -3,11 +3,15 @@
 use crate::gpu::arguments::{AppendConstants, AttendChosenConstants, AttendConstants, CombineConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::gpu::memory::Band;
 use crate::graph::{Chosen, Value, WeightId};
 
 /// Query heads that a group of the attention kernel handles, and its threads.
 pub(super) const QUERIES: usize = 8;
 pub(super) const ATTENTION_THREADS: u32 = 128;
+
+/// Of a row's position and first page.
+const PLACE_BYTES: usize = 2 * size_of::<u32>();
 
 /// What the attention kernel is told.
 pub(super) struct Attend {
@@ -30,7 +34,17 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Bytes of so many floats.
+pub(super) fn floats(count: usize) -> usize {
+    count * size_of::<f32>()
+}
+
 impl Lowering<'_> {
+    /// Where the places of rows from `row` on are.
+    pub(super) fn places_from(&self, row: usize) -> Slice {
+        self.input(self.layout.places + row * PLACE_BYTES)
+    }
+
     /// Where the results of splits go, and their statistics.
     pub(super) fn splits_scratch(&self) -> [Slice; 2] {
         let scratch = self.memory.scratch.attention;
@@ -46,16 +60,27 @@ impl Lowering<'_> {
     }
 
     pub(super) fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
-        if let Some(chosen) = a.chosen {
-            return self.attend_chosen(a, chosen, [q, keys, values], out);
+        let [key_dim, value_dim, ..] = a.dims;
+        for band in self.shape.bands() {
+            let first = band.rows.start;
+            let slices = [q.at(floats(first * a.heads * key_dim)), keys, values];
+            let out = out.at(floats(first * a.heads * value_dim));
+            match a.chosen {
+                Some(chosen) => self.attend_chosen(a, chosen, &band, slices, out),
+                None => self.attend_all(a, &band, slices, out),
+            }
         }
+    }
+
+    fn attend_all(&mut self, a: &Attend, band: &Band, [q, keys, values]: [Slice; 3], out: Slice) {
         let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
-        let splits = self.shape.splits;
+        let (rows, splits) = (band.rows.len(), band.splits);
         let [key_dim, value_dim, key_stride, value_stride] = a.dims;
         let [parts, stats] = self.splits_scratch();
         let to = if splits == 1 { out } else { parts };
-        let places = self.input(self.layout.places);
-        let added = a.added.map_or(self.input(0), |added| self.value(added));
+        let first = band.rows.start;
+        let places = self.places_from(first);
+        let added = a.added.map_or(self.input(0), |added| self.value(added).at(floats(first * added.width())));
         let buffers = [q, keys, values, added, places, self.pages(), self.optional(a.sinks), stats, to];
         // What is not reached is as none.
         let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
@@ -77,26 +102,29 @@ impl Lowering<'_> {
         };
         let dispatch =
             Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants: &constants }
-                .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+                .over([a.kv_heads * chunks, splits, rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            self.combine([parts, stats, out], a.heads, splits, value_dim);
+            self.combine([parts, stats, out], rows * a.heads, splits, value_dim);
         }
     }
 
-    pub(super) fn attend_chosen(
+    fn attend_chosen(
         &mut self,
         a: &Attend,
         chosen: Chosen,
+        band: &Band,
         [q, keys, values]: [Slice; 3],
         out: Slice,
     ) {
         // Heads that share a key head and a choice.
         let share = gcd(a.heads / a.kv_heads, a.heads / chosen.groups);
-        let (chunks, splits) = (share.div_ceil(QUERIES), self.shape.splits);
+        let (chunks, rows, splits) = (share.div_ceil(QUERIES), band.rows.len(), band.splits);
         let [parts, stats] = self.splits_scratch();
         let to = if splits == 1 { out } else { parts };
-        let (blocks, places) = (self.value(chosen.blocks), self.input(self.layout.places));
+        let first = band.rows.start;
+        let blocks = self.value(chosen.blocks).at(floats(first * chosen.blocks.width()));
+        let places = self.places_from(first);
         let buffers = [q, keys, values, blocks, places, self.pages(), self.optional(a.sinks), stats, to];
         let [key_dim, value_dim, key_stride, value_stride] = a.dims;
         let constants = AttendChosenConstants {
@@ -119,19 +147,19 @@ impl Lowering<'_> {
         };
         let (unit, kernel) = ("attention", "attend_chosen");
         let dispatch = Launch { unit, kernel, buffers: &buffers, constants: &constants }
-            .over([a.heads / share * chunks, splits, self.rows], ATTENTION_THREADS);
+            .over([a.heads / share * chunks, splits, rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            self.combine([parts, stats, out], a.heads, splits, a.dims[1]);
+            self.combine([parts, stats, out], rows * a.heads, splits, a.dims[1]);
         }
     }
 
-    /// Puts the splits of attention together.
+    /// Puts the splits of attention together, of so many heads of all rows.
     pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
         let constants = CombineConstants { splits, value_dim };
         let launch =
             Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants: &constants };
-        let dispatch = launch.over([self.rows * heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
+        let dispatch = launch.over([heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
         self.run.push(dispatch);
     }
 }

@@ -1,10 +1,10 @@
 //! Lowering of attention over tokens and entries, and of choices of blocks, to the kernels of `kernels/compressed.h`.
 
-use super::attend::{ATTENTION_THREADS, QUERIES};
+use super::attend::{ATTENTION_THREADS, QUERIES, floats};
 use crate::gpu::arguments::{AttendEntriesConstants, IndexConstants, KeepConstants, PageConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
-use crate::gpu::memory::SCORED_ROWS;
+use crate::gpu::memory::{Band, SCORED_ROWS};
 use crate::graph::{BlockChoice, BlockScore, CompressedAttention, IndexInputs, TokenForm, Value};
 
 /// Threads of a group that scores entries.
@@ -58,7 +58,7 @@ impl Lowering<'_> {
             };
             self.choose(&choice);
         }
-        self.attend_entries(&shape, a, pool);
+        self.shape.bands().for_each(|band| self.attend_entries(&shape, a, &band, pool));
     }
 
     fn page_layout(&self, shape: &CompressedAttention) -> PageConstants {
@@ -167,23 +167,24 @@ impl Lowering<'_> {
         }
     }
 
-    fn attend_entries(&mut self, shape: &CompressedAttention, a: &Sparse, pool: Slice) {
+    fn attend_entries(&mut self, shape: &CompressedAttention, a: &Sparse, band: &Band, pool: Slice) {
         let CompressedAttention { heads, head_dim, scale, window, .. } = *shape;
         let kv_heads = match shape.form {
             TokenForm::Shared => 1,
             TokenForm::Grouped { kv_heads } => kv_heads,
             TokenForm::Elsewhere => unreachable!("other attention has heads"),
         };
-        let (chunks, splits) = ((heads / kv_heads).div_ceil(QUERIES), self.shape.splits);
+        let (chunks, rows, splits) = ((heads / kv_heads).div_ceil(QUERIES), band.rows.len(), band.splits);
         let [parts, stats] = self.splits_scratch();
-        let out = self.value(a.out);
+        let top_k = shape.index.map_or(0, |index| index.top_k);
+        let first = band.rows.start;
+        let [q, out] = [a.q, a.out].map(|value| self.value(value).at(floats(first * heads * head_dim)));
         let to = if splits == 1 { out } else { parts };
-        let (places, chosen) = (self.input(self.layout.places), self.memory.scratch.index.chosen.into());
-        let sinks = a.sinks.unwrap_or(self.input(0));
-        let buffers = [self.value(a.q), pool, chosen, places, self.pages(), sinks, stats, to];
+        let chosen = Slice::from(self.memory.scratch.index.chosen).at(first * top_k * size_of::<u32>());
+        let (places, sinks) = (self.places_from(first), a.sinks.unwrap_or(self.input(0)));
+        let buffers = [q, pool, chosen, places, self.pages(), sinks, stats, to];
         let window = u32::try_from(window).unwrap_or(u32::MAX);
         let grouped = shape.form != TokenForm::Shared;
-        let top_k = shape.index.map_or(0, |index| index.top_k);
         let constants = &AttendEntriesConstants {
             layout: self.page_layout(shape),
             heads,
@@ -198,10 +199,10 @@ impl Lowering<'_> {
             has_sinks: a.sinks.is_some(),
         };
         let launch = Launch { unit: "compressed", kernel: "attend_entries", buffers: &buffers, constants };
-        let dispatch = launch.over([kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        let dispatch = launch.over([kv_heads * chunks, splits, rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            self.combine([parts, stats, out], heads, splits, head_dim);
+            self.combine([parts, stats, out], rows * heads, splits, head_dim);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Lowering to the kernels of `kernels/decode.h` and `kernels/cuda/tensor_decode.cu`: attention where every row is the newest
-//! of a sequence of its own.
+//! of a sequence of its own, and that of a few rows of one sequence, with the same bits.
 
+use super::attend::floats;
 use crate::gpu::arguments::DecodeConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::kernels::TENSOR_DECODE_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::gpu::memory::Band;
 use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, RopeStyle, Value, WeightId};
 
@@ -22,20 +24,48 @@ pub(super) struct DecodeAttention<'a> {
     pub(super) out: Value,
 }
 
+/// The kernel for rows of one band, and how their work is divided.
+struct DecodeKernel {
+    unit: &'static str,
+    name: &'static str,
+    /// Groups that share a key head, and parts that keys are divided into.
+    chunks: usize,
+    splits: usize,
+}
+
+/// What a dispatch does: see `appends` and `attends` of `kernels/heads.h`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Both,
+    Append,
+    Attend,
+}
+
 impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
     pub(super) fn decode_attention(&mut self, d: &DecodeAttention<'_>) -> bool {
-        let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk, .. } = *d.shape;
-        let alone = (self.is_few() || self.is_batch())
-            && self.shape.sequences == self.shape.rows
+        let Attention { head_dim, value_dim, chunk, .. } = *d.shape;
+        let stepwise = self.shape.is_stepwise();
+        let suits = (self.is_few() || self.is_batch())
+            && (self.shape.sequences == self.shape.rows || stepwise)
             && self.rows == self.shape.rows;
         let plain = chunk.is_none() && value_dim == head_dim;
-        if !alone || !plain || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
+        if !suits || !plain || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
             return false;
         }
-        let group = heads / kv_heads;
+        if stepwise {
+            // Rows see the keys of those before.
+            self.shape.bands().for_each(|band| self.decode_band(d, &band, Task::Append));
+        }
+        let task = if stepwise { Task::Attend } else { Task::Both };
+        self.shape.bands().for_each(|band| self.decode_band(d, &band, task));
+        true
+    }
+
+    fn decode_kernel(&self, shape: &Attention, band: &Band) -> DecodeKernel {
+        let (group, head_dim) = (shape.heads / shape.kv_heads, shape.head_dim);
         // Short sequences leave most of a device idle: a group a head. Longer ones share loads of keys between heads.
-        let short = self.shape.splits <= SHORT;
+        let short = band.splits <= SHORT;
         // Many rows fill a device, however short.
         let shares = !short || self.is_batch();
         let on_tensor_cores = self.memory.scratch.tensor.is_some() && shares && group > 1 && head_dim <= 128;
@@ -51,27 +81,49 @@ impl Lowering<'_> {
             1
         } else if on_tensor_cores {
             // So many that every multiprocessor has a group, where there are keys enough.
-            let groups = kv_heads * chunks * self.rows;
+            let rows = if self.shape.is_stepwise() { 1 } else { self.rows };
+            let groups = shape.kv_heads * chunks * rows;
             let least = if self.is_batch() { 1 } else { 2 };
-            (self.memory.info.multiprocessors / groups).clamp(least, self.shape.splits)
+            (self.memory.info.multiprocessors / groups).clamp(least, band.splits)
         } else {
-            self.shape.splits / 2
+            band.splits / 2
         };
+        let name = match (head_dim, queries) {
+            (64, 8) => "tensor_decode_64",
+            (128, 8) => "tensor_decode_128",
+            (64, 1) => "decode_64_1",
+            (64, _) => "decode_64_4",
+            (128, 1) => "decode_128_1",
+            (128, _) => "decode_128_4",
+            (_, 1) => "decode_256_1",
+            (..) => "decode_256_4",
+        };
+        let unit = if on_tensor_cores { TENSOR_DECODE_UNIT } else { "decode" };
+        DecodeKernel { unit, name, chunks, splits }
+    }
+
+    fn decode_band(&mut self, d: &DecodeAttention<'_>, band: &Band, task: Task) {
+        let Attention { heads, kv_heads, head_dim, scale, window, .. } = *d.shape;
+        let DecodeKernel { unit, name, chunks, splits } = self.decode_kernel(d.shape, band);
+        // What appends needs a group a key head.
+        let (chunks, splits) = if task == Task::Append { (1, 1) } else { (chunks, splits) };
         let rotation = &self.graph.ropes[d.prepare.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
         let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
         let [parts, stats] = self.splits_scratch();
-        let [q, k, v] = d.inputs.map(|value| self.value(value));
-        let out = self.value(d.out);
+        let first = band.rows.start;
+        let of_rows = |value: Value| self.value(value).at(floats(first * value.width()));
+        let [q, k, v] = d.inputs.map(of_rows);
+        let out = of_rows(d.out);
         let buffers = [
             q,
             k,
             v,
             weight(q_norm),
             weight(k_norm),
-            self.input(self.layout.angles[d.prepare.rope]),
-            self.input(self.layout.places),
+            self.input(self.layout.angles[d.prepare.rope]).at(floats(first * 2 * pairs)),
+            self.places_from(first),
             self.pages(),
             self.optional(d.sinks),
             d.caches[0],
@@ -95,24 +147,15 @@ impl Lowering<'_> {
             window,
             splits,
             has_sinks: d.sinks.is_some(),
+            appends: task != Task::Attend,
+            attends: task != Task::Append,
         };
-        let kernel = match (head_dim, queries) {
-            (64, 8) => "tensor_decode_64",
-            (128, 8) => "tensor_decode_128",
-            (64, 1) => "decode_64_1",
-            (64, _) => "decode_64_4",
-            (128, 1) => "decode_128_1",
-            (128, _) => "decode_128_4",
-            (_, 1) => "decode_256_1",
-            (..) => "decode_256_4",
-        };
-        let unit = if on_tensor_cores { TENSOR_DECODE_UNIT } else { "decode" };
-        let launch = Launch { unit, kernel, buffers: &buffers, constants: &constants };
-        let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
+        let rows = band.rows.len();
+        let launch = Launch { unit, kernel: name, buffers: &buffers, constants: &constants };
+        let dispatch = launch.over([kv_heads * chunks, splits, rows], THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            self.combine([parts, stats, out], heads, splits, head_dim);
+            self.combine([parts, stats, out], rows * heads, splits, head_dim);
         }
-        true
     }
 }

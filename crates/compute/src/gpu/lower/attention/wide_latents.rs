@@ -1,8 +1,10 @@
 //! Lowering of latent attention to `kernels/cuda/latent_attention.cu`, for devices with warp groups.
 
+use super::attend::floats;
 use crate::gpu::arguments::WideLatentsConstants;
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering};
+use crate::gpu::memory::Band;
 use crate::graph::LatentAttention;
 
 /// Queries of a tile.
@@ -39,11 +41,26 @@ impl Lowering<'_> {
         [query, latents, out]: [Slice; 3],
         width: Option<usize>,
     ) {
+        let LatentAttention { heads, rank, rope, .. } = *shape;
+        for band in self.shape.bands() {
+            let first = band.rows.start * heads;
+            let query = query.at(first * (rank + rope) * size_of::<u16>());
+            self.wide_latents_of(shape, &band, [query, latents, out.at(floats(first * rank))], width);
+        }
+    }
+
+    fn wide_latents_of(
+        &mut self,
+        shape: &LatentAttention,
+        band: &Band,
+        [query, latents, out]: [Slice; 3],
+        width: Option<usize>,
+    ) {
         let LatentAttention { heads, rank, rope, scale, .. } = *shape;
-        let (rows, sequences, splits) = (self.rows, self.shape.sequences, self.shape.splits);
+        let (rows, sequences, splits) = (band.rows.len(), self.shape.sequences, band.splits);
         let [parts, stats] = self.splits_scratch();
         let to = if splits == 1 { out } else { parts };
-        let (of, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
+        let (of, places) = (self.input(self.layout.sequences), self.places_from(band.rows.start));
         let buffers = [query, latents, of, places, self.pages(), stats, to];
         let scale = scale * std::f32::consts::LOG2_E;
         let constants =
@@ -60,7 +77,7 @@ impl Lowering<'_> {
         let dispatch = launch.over([works.min(self.memory.info.multiprocessors), 1, 1], THREADS);
         self.run.push(Dispatch { shared: shared as u32, ..dispatch });
         if splits > 1 {
-            self.combine([parts, stats, out], heads, splits, rank);
+            self.combine([parts, stats, out], rows * heads, splits, rank);
         }
     }
 }
