@@ -80,7 +80,8 @@ impl Lowering<'_> {
         let to = if splits == 1 { out } else { parts };
         let first = band.rows.start;
         let places = self.places_from(first);
-        let added = a.added.map_or(self.input(0), |added| self.value(added).at(floats(first * added.width())));
+        let added =
+            a.added.map_or(self.input(0), |added| self.value(added).at(floats(first * added.width())));
         let buffers = [q, keys, values, added, places, self.pages(), self.optional(a.sinks), stats, to];
         // What is not reached is as none.
         let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
