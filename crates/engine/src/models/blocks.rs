@@ -515,10 +515,13 @@ pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
         return Err(config.unsupported("scoring_func", "sigmoid"));
     }
     let (experts, top_k) = expert_counts(config, None)?;
+    // In GGUF files 0 stands for none.
+    let gguf = config.format() == Format::Gguf;
+    let scale = config.magnitude("routed_scaling_factor")?.filter(|scale| !gguf || *scale != 0.0);
     Ok(Route {
         score: Score::Sigmoid,
         groups: groups(config, GroupRank::BestTwo, (1, 1))?,
-        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        scale: scale.unwrap_or(1.0) as f32,
         ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
     })
 }
