@@ -53,6 +53,7 @@ mod longcat_flash;
 mod maple;
 mod mellum;
 mod mimo_v2_flash;
+mod minicpm;
 mod minimax;
 mod minimax_m2;
 mod minimax_m3_vl;
@@ -179,6 +180,7 @@ pub const FAMILIES: &[Family] = &[
     kolibri1::FAMILY,
     inkling::FAMILY,
     maple::FAMILY,
+    minicpm::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
