@@ -48,10 +48,10 @@ const GGUF_KEYS: NameMap = &[
     ("rope_pattern", "attention.rope_pattern"),
 ];
 
-/// For each layer whether it sees a window: as the configuration lists, else all but every fourth from the first on.
+/// For each layer whether it sees a window: as listed, else all but every fourth from the first on.
 fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if config.format() == Format::Gguf {
-        return blocks::gguf_slides(config, "window_pattern", layers, (4, true));
+        return blocks::flag_per_layer(config, "window_pattern", layers);
     }
     match config.words("layer_types")? {
         Some(kinds) => blocks::kinds_slide(config, &kinds, layers),
@@ -63,11 +63,11 @@ fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 fn bases(config: &Config<'_>, layers: usize) -> Result<Vec<f64>> {
     let base = config.number("rope_theta")?.unwrap_or(1e4);
     if config.format() == Format::Gguf {
-        let Some(rotate) = config.flags("rope_pattern")? else { return Ok(vec![base; layers]) };
-        if rotate.len() < layers {
-            return Err(config.unsupported("rope_pattern", &format!("{layers} truth values")));
+        if config.flags("rope_pattern")?.is_none() {
+            return Ok(vec![base; layers]);
         }
-        return Ok(rotate[..layers].iter().map(|rotates| if *rotates { base } else { 0.0 }).collect());
+        let rotate = blocks::flag_per_layer(config, "rope_pattern", layers)?;
+        return Ok(rotate.into_iter().map(|rotates| if rotates { base } else { 0.0 }).collect());
     }
     match config.numbers("layer_rope_theta")? {
         Some(bases) if bases.len() == layers && bases.iter().all(|base| *base == 0.0 || *base > 1.0) => {

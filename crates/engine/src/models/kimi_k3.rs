@@ -322,12 +322,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     };
     let mut x = Residuals { block, before: vec![], sum: Some(x), eps };
     let nothing = || config.unsupported(key, "a number of layers");
-    for layer in 0..layers {
+    for (layer, is_linear) in is_linear.into_iter().enumerate() {
         let base = format!("model.layers.{layer}");
         r.graph.scope(format!("layers.{layer}.self_attn"));
         let h = x.before_attention(r, layer)?.ok_or_else(nothing)?;
         let h = r.rms_norm(h, &format!("{base}.input_layernorm"), 1, eps)?;
-        let out = if is_linear[layer] {
+        let out = if is_linear {
             linear.attention(r, layer, h)?
         } else {
             latent::attention_of(r, layer, h, &latent, |_, _| Ok(None))?

@@ -36,13 +36,10 @@ const LIMIT: f64 = 7.0;
 
 /// For each layer whether it sees a window.
 fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
-    let gguf = config.format() == Format::Gguf;
-    let key = if gguf { "window_pattern" } else { "layer_types" };
-    if gguf {
-        let flags = config.flags(key)?.filter(|flags| flags.len() >= layers);
-        let flags = flags.ok_or_else(|| config.unsupported(key, &format!("{layers} truth values")))?;
-        return Ok(flags[..layers].to_vec());
+    if config.format() == Format::Gguf {
+        return blocks::flag_per_layer(config, "window_pattern", layers);
     }
+    let key = "layer_types";
     let kinds = config.words(key)?;
     let kinds = kinds.ok_or_else(|| config.unsupported(key, "a list of kinds"))?;
     blocks::kinds_slide(config, &kinds, layers)

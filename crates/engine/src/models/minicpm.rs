@@ -52,7 +52,7 @@ fn multipliers(config: &Config<'_>, layers: usize) -> Result<[f32; 3]> {
         _ => [
             positive("scale_emb")?.unwrap_or(1.0),
             positive("scale_depth")?.unwrap_or(1.0) / root,
-            width / positive("dim_model_base")?.unwrap_or(1.0),
+            width / config.optional_size("dim_model_base")?.unwrap_or(1) as f64,
         ],
     };
     Ok([embedding as f32, residual as f32, divisor as f32])

@@ -68,14 +68,11 @@ const MIXED_EPS: f32 = 1e-6;
 /// For each layer of a GGUF file whether its attention is linear: as it lists, else all but every eighth.
 fn gguf_linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let key = "recurrent_layers";
-    match config.flags(key)? {
-        Some(flags) if flags.len() >= layers => Ok(flags[..layers].to_vec()),
-        Some(_) => Err(config.unsupported(key, &format!("{layers} truth values"))),
-        None => {
-            let every = config.optional_size("full_attention_interval")?.unwrap_or(8);
-            Ok((1..=layers).map(|layer| !layer.is_multiple_of(every)).collect())
-        }
+    if config.flags(key)?.is_some() {
+        return blocks::flag_per_layer(config, key, layers);
     }
+    let every = config.optional_size("full_attention_interval")?.unwrap_or(8);
+    Ok((1..=layers).map(|layer| !layer.is_multiple_of(every)).collect())
 }
 
 /// For each layer whether its attention is linear: as `layer_types` says, else every second one.
