@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Makes the tiny checkpoints of families that mlx-lm defines and transformers does not, with golden logits of mlx-lm in float32.
 
-    python tools/make_mlx_lm_models.py OUT [NAME ...]
-    python tools/make_mlx_lm_models.py OUT FAMILY ... --random SEEDS
+    python tools/make_mlx_lm_models.py OUT [--llama-cpp SOURCE] [NAME ...]
+    python tools/make_mlx_lm_models.py OUT [--llama-cpp SOURCE] FAMILY ... --random SEEDS
 
 OUT gets a folder below `hf` for each checkpoint, under published names, and one below `mlx` for each that mlx-lm's converter
-quantises. With `--random`, as many random configurations of a family, below OUT/hf.
+quantises. With `--random`, as many random configurations of a family, below OUT/hf. With llama.cpp's source tree, what its
+converter makes of those that it can convert is below OUT/gguf.
 """
 
 import argparse
@@ -13,6 +14,9 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,11 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 from compare_logits import compare
+from make_bailing_models import CONVERT
 from mlx.utils import tree_map
 from mlx_lm.utils import dequantize_model, load_model
-from safetensors.numpy import save_file
-from tiny_models.mlx_lm_cases import CASES, QUANTISED, Case, draw
+from safetensors.numpy import load_file, save_file
+from tiny_models.mlx_lm_cases import CASES, CONVERTED, QUANTISED, Case, draw
 
 # Files of a folder; mlx-lm also writes a model card.
 KEPT = {"config.json", "model.safetensors", "model.safetensors.index.json"}
@@ -85,16 +90,38 @@ def quantise(out: Path, source: Path, name: str, bits: int, group_size: int, n_t
     golden(folder, n_tokens, 1)
 
 
+def convert(llama_cpp: Path, source: Path, folder: Path) -> None:
+    """Has llama.cpp's converter make a file of the checkpoint `source`, with the same golden."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = shutil.copytree(source, Path(scratch) / "hf")
+        weights = load_file(copy / "model.safetensors")
+        # The converter knows rates as lists.
+        weights = {name: array.ravel() if name.endswith(".A_log") else array for name, array in weights.items()}
+        save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((copy / "config.json").read_text())
+        config |= {"architectures": [CONVERTED[config["model_type"]]]}
+        (copy / "config.json").write_text(json.dumps(config))
+        text = CONVERT.replace("lambda self: None", "lambda self: self._set_vocab_none()")
+        command = [sys.executable, "-c", text, llama_cpp, copy, folder / "model.gguf"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    shutil.copy(source / "golden.safetensors", folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree, for GGUF files")
     parser.add_argument("--random", type=int, metavar="SEEDS", help="how many random configurations")
     parser.add_argument("names", nargs="*", help="fixtures to make, all when absent; with --random a family")
     args = parser.parse_args()
     if args.random:
         for family in args.names:
             for seed in range(args.random):
-                write(args.out, draw(family, seed))
+                case = draw(family, seed)
+                source = write(args.out, case)
+                if args.llama_cpp and case.convertible:
+                    convert(args.llama_cpp, source, args.out / "gguf" / case.name)
         return
     for case in CASES:
         if args.names and case.name not in args.names:
@@ -103,8 +130,10 @@ def main() -> None:
         if case.name in QUANTISED:
             name, bits, group_size = QUANTISED[case.name]
             quantise(args.out, source, name, bits, group_size, case.n_tokens)
-            if not case.kept:
-                shutil.rmtree(source)
+        if args.llama_cpp and case.name.endswith("_gguf"):
+            convert(args.llama_cpp, source, args.out / "gguf" / case.name.replace("_gguf", "_f32"))
+        if not case.kept:
+            shutil.rmtree(source)
 
 
 if __name__ == "__main__":

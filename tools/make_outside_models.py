@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Makes tiny checkpoints of families that transformers does not have: DeepSeekMoE and Klear with golden logits of mlx-lm in float32,
-and Arctic with those of llama.cpp.
+and Arctic, Maple and MiniCPM-MoE with those of llama.cpp.
 
     python tools/make_outside_models.py OUT [--llama-cpp SOURCE] [--random COUNT]
 
 OUT/hf has them as published, OUT/mlx what mlx-lm quantises, with the logits of what that dequantises. With llama.cpp's source tree
-and llama-cpp-python, there are Arctic's and files that its converter makes, below OUT/gguf. With --random there are as many of
+and llama-cpp-python, there are Arctic's, Maple's and MiniCPM-MoE's and files that its converter makes, below OUT/gguf. With --random there are as many of
 random configurations below OUT/random instead.
 """
 
@@ -27,7 +27,7 @@ import numpy as np
 from make_bailing_models import CONVERT, N_TOKENS
 from mlx.utils import tree_map_with_path
 from mlx_lm.utils import load_model
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiny_models.mlx_files import KEPT, TOKENIZER_SIZE
 from tiny_models.vocabularies import save_byte_level_bpe
 
@@ -78,6 +78,33 @@ ARCTIC = COMMON | dict(
     parallel_attn_mlp_res=True,
 )
 del ARCTIC["moe_intermediate_size"]
+MAPLE = COMMON | dict(
+    model_type="maple",
+    architectures=["MapleForCausalLM"],
+    num_hidden_layers=4,
+    head_dim=10,
+    num_experts=6,
+    partial_rotary_factor=0.6,
+    hidden_act="silu",
+    norm_topk_prob=True,
+    nope_on_global_attention=True,
+    sliding_window=9,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+)
+MINICPM = COMMON | dict(
+    model_type="minicpm",
+    architectures=["MiniCPMForCausalLM"],
+    num_hidden_layers=3,
+    intermediate_size=9,
+    num_experts=6,
+    num_experts_per_tok=2,
+    scale_emb=3,
+    scale_depth=1.4,
+    dim_model_base=8,
+    hidden_act="silu",
+    tie_word_embeddings=False,
+)
+del MINICPM["moe_intermediate_size"]
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     # As published.
     ("deepseek_basic", 1, DEEPSEEK),
@@ -110,8 +137,8 @@ MLX_CASES = [
 def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random weights under published names; matrices keep the scale of their input."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    klear = config["model_type"] == "Klear"
-    head_dim = hidden // heads
+    klear, maple, minicpm = (config["model_type"] == name for name in ("Klear", "maple", "minicpm"))
+    head_dim = config.get("head_dim") or hidden // heads
     experts = next(config[key] for key in ("num_experts", "n_routed_experts", "num_local_experts") if key in config)
     arctic = config["model_type"] == "arctic"
     found: dict[str, np.ndarray] = {}
@@ -126,12 +153,14 @@ def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.nd
         found[f"{name}.bias"] = (rng.standard_normal(width) * 0.3).astype(np.float32)
 
     def mlp(module: str, width: int) -> None:
-        names = ("w1", "w3", "w2") if arctic else ("gate_proj", "up_proj", "down_proj")
+        names = ("w1", "w3", "w2") if arctic or minicpm else ("gate_proj", "up_proj", "down_proj")
         matrix(f"{module}.{names[0]}", width, hidden)
         matrix(f"{module}.{names[1]}", width, hidden)
         matrix(f"{module}.{names[2]}", hidden, width)
 
     def is_dense(layer: int) -> bool:
+        if maple or minicpm:
+            return False
         if klear:
             return layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"] != 0
         return layer < config["first_k_dense_replace"] or layer % config["moe_layer_freq"] != 0
@@ -149,7 +178,7 @@ def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.nd
             matrix(f"{base}.self_attn.{name}_proj", rows, cols)
             if config.get("attention_bias"):
                 bias(f"{base}.self_attn.{name}_proj", rows)
-        if klear:
+        if klear or maple:
             norm(f"{base}.self_attn.q_norm", head_dim)
             norm(f"{base}.self_attn.k_norm", head_dim)
         if arctic:
@@ -168,8 +197,11 @@ def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.nd
             matrix(f"{base}.mlp.coefficient", 2, hidden, 2.0)
             bias(f"{base}.mlp.coefficient", 2)
         for expert in range(experts):
-            mlp(f"{base}.mlp.experts.{expert}", config["moe_intermediate_size"])
-        if config["n_shared_experts"]:
+            mlp(f"{base}.mlp.experts.{expert}", config["intermediate_size" if minicpm else "moe_intermediate_size"])
+            # Some of what is multiplied is beyond its limit.
+            for part in ("gate_proj", "up_proj") if maple else ():
+                found[f"{base}.mlp.experts.{expert}.{part}.weight"] *= 4
+        if config.get("n_shared_experts"):
             mlp(f"{base}.mlp.shared_experts", config["moe_intermediate_size"] * config["n_shared_experts"])
     return found
 
@@ -263,10 +295,57 @@ def drawn_arctic(seed: int) -> dict[str, Any]:
     )
 
 
+def drawn_maple(seed: int) -> dict[str, Any]:
+    """A random configuration of Maple."""
+    draw = random.Random(seed)
+    kv_heads, groups, experts = draw.choice([1, 2, 3]), draw.choice([1, 2, 4]), draw.choice([2, 3, 5, 8, 12])
+    layers = draw.randint(1, 5)
+    return MAPLE | dict(
+        vocab_size=draw.randint(20, 90),
+        hidden_size=draw.randint(5, 60),
+        moe_intermediate_size=draw.randint(2, 20),
+        num_attention_heads=kv_heads * groups,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=layers,
+        head_dim=2 * draw.randint(2, 12),
+        partial_rotary_factor=draw.choice([0.5, 1.0]) if draw.random() < 0.5 else 1.0,
+        num_experts=experts,
+        num_experts_per_tok=draw.randint(1, experts),
+        sliding_window=draw.randint(1, 40),
+        layer_types=[draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)],
+        rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-3]),
+        rope_theta=draw.choice([50.0, 1e4, 5e5]),
+    )
+
+
+def stack_experts(folder: Path) -> None:
+    """Gives the checkpoint's experts a tensor a projection: the converter knows those of MiniCPM so."""
+    stacks: dict[str, list[np.ndarray]] = {}
+    rest = {}
+    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    for name, tensor in sorted(load_file(folder / "model.safetensors").items(), key=lambda item: len(item[0])):
+        base, found, expert = name.partition(".mlp.experts.")
+        if found:
+            stacks.setdefault(f"{base}.mlp.experts.{names[expert.split('.')[1]]}.weight", []).append(tensor)
+        else:
+            rest[name] = tensor
+    save_file(rest | {name: np.stack(all_) for name, all_ in stacks.items()}, folder / "model.safetensors")
+
+
 def convert(source: Path, folder: Path, to: Path) -> None:
     """Writes the GGUF file of the checkpoint in `folder`."""
     to.mkdir(parents=True, exist_ok=True)
-    text = CONVERT.replace("lambda self: None", "lambda self: self._set_vocab_none()")
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "minicpm":
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = shutil.copytree(folder, Path(scratch) / "hf")
+            stack_experts(copy)
+            (copy / "config.json").write_text((copy / "config.json").read_text().replace('"minicpm"', '"stacked"'))
+            return convert(source, copy, to)
+    vocabulary = "self._set_vocab_none()"
+    if "MiniCPMForCausalLM" in config["architectures"]:
+        vocabulary = f"({vocabulary}, self.gguf_writer.add_vocab_size(self.hparams['vocab_size']))"
+    text = CONVERT.replace("lambda self: None", f"lambda self: {vocabulary}")
     subprocess.run([sys.executable, "-c", text, source, folder, to / "model.gguf"], check=True, capture_output=True)
 
 
@@ -297,9 +376,9 @@ def main() -> None:
     if args.random:
         for seed in range(args.random):
             write(args.out / "random" / str(seed), seed, drawn(seed))
-            if args.llama_cpp and seed % 4 == 0:
-                folders = [args.out / kind / f"arctic_{seed}" for kind in ("random", "random_gguf")]
-                write_of_llama_cpp(args.llama_cpp, seed, drawn_arctic(seed), *folders)
+            for name, own in (("arctic", drawn_arctic), ("maple", drawn_maple)) if args.llama_cpp and seed % 4 == 0 else ():
+                folders = [args.out / kind / f"{name}_{seed}" for kind in ("random", "random_gguf")]
+                write_of_llama_cpp(args.llama_cpp, seed, own(seed), *folders)
         return
     for name, seed, config in CASES:
         write(args.out / "hf" / name, seed, config)
@@ -311,6 +390,10 @@ def main() -> None:
         shutil.copy(of_deepseek[0] / "golden.safetensors", of_deepseek[1])
         of_arctic = args.out / "hf" / "arctic_basic", args.out / "gguf" / "arctic_f32"
         write_of_llama_cpp(args.llama_cpp, 7, ARCTIC, *of_arctic)
+        of_maple = args.out / "hf" / "maple_basic", args.out / "gguf" / "maple_f32"
+        write_of_llama_cpp(args.llama_cpp, 8, MAPLE, *of_maple)
+        of_minicpm = args.out / "hf" / "minicpm_basic", args.out / "gguf" / "minicpm_f32"
+        write_of_llama_cpp(args.llama_cpp, 9, MINICPM, *of_minicpm)
 
 
 if __name__ == "__main__":

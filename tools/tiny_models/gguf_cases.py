@@ -32,7 +32,7 @@ class GgufCase:
     joint_kv_b: bool = False
     # Keep llama.cpp's logits whole, not only their distance from the golden.
     keep_peer_logits: bool = False
-    # Made by llama.cpp's own converter from a Hugging Face folder, in BF16 or Q8_0: for what `gguf_files` does not write.
+    # Made by llama.cpp's own converter from a Hugging Face folder, in BF16, Q8_0 or F32: for what `gguf_files` does not write.
     converted: bool = False
     # Keys of config.json that the converter wants besides those that transformers writes.
     published: dict[str, Any] = field(default_factory=dict)
@@ -678,6 +678,39 @@ SMALL = [
         peer=False,
     ),
     GgufCase("lfm2_moe_bf16", "lfm2_moe", 87, configs.lfm2_moe(), "BF16", n_tokens=48, converted=True, peer=False),
+    # Windows, sinks, layers that do not rotate, gate and up in one.
+    GgufCase(
+        "granitemoe_swa_bf16",
+        "granitemoe_swa",
+        88,
+        configs.granitemoe_swa(),
+        "BF16",
+        n_tokens=48,
+        converted=True,
+        published={"no_rope_layers": [0, 1, 1, 1, 0]},
+    ),
+    # Rates of decays without their sign; gates of heads.
+    GgufCase(
+        "bailing_hybrid_bf16",
+        "bailing_hybrid",
+        89,
+        configs.bailing_hybrid(),
+        "BF16",
+        n_tokens=48,
+        converted=True,
+        published=configs.BAILING_HYBRID,
+    ),
+    # One factor; kinds of layers by default.
+    GgufCase(
+        "minimax_f32",
+        "minimax",
+        90,
+        configs.minimax(),
+        "F32",
+        n_tokens=48,
+        converted=True,
+        published=configs.MINIMAX,
+    ),
 ]
 
 

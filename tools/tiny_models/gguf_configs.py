@@ -795,3 +795,112 @@ def jamba() -> dict[str, Any]:
         pad_token_id=0,
         eos_token_id=292,
     )
+
+
+def granitemoe_swa() -> dict[str, Any]:
+    """Windows in all but every fourth layer."""
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=12,
+        shared_intermediate_size=10,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+        sliding_window=11,
+        layer_rope_theta=[0, 90.0, 90.0, 90.0, 0],
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=292,
+    )
+
+
+def bailing_hybrid() -> dict[str, Any]:
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=512,
+        kv_lora_rank=16,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        head_dim=8,
+        layer_group_size=2,
+        rope_theta=90.0,
+        kda_lower_bound=-0.3,
+        num_mtp_layers=0,
+        pad_token_id=0,
+        eos_token_id=292,
+    )
+
+
+# Keys of published configurations that transformers does not have.
+BAILING_HYBRID = dict(
+    no_kda_lora=True,
+    gated_attention_proj_granularity_type="head_wise",
+    moe_shared_expert_intermediate_size=12,
+    norm_topk_prob=True,
+    score_function="sigmoid",
+    num_experts_per_tok=3,
+    n_group=4,
+    head_dim=8,
+)
+
+
+def minimax() -> dict[str, Any]:
+    """The kinds of layers that files mean that do not list them."""
+    return dict(
+        vocab_size=297,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=7 * ["linear_attention"] + ["full_attention"],
+        block_size=8,
+        full_attn_alpha_factor=1.4,
+        full_attn_beta_factor=1.0,
+        linear_attn_alpha_factor=1.4,
+        linear_attn_beta_factor=1.0,
+        mlp_alpha_factor=1.4,
+        mlp_beta_factor=1.0,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+
+
+# Keys of published configurations that transformers calls otherwise.
+MINIMAX = dict(
+    rotary_dim=8,
+    layernorm_full_attention_alpha=1.4,
+    layernorm_full_attention_beta=1.0,
+    layernorm_linear_attention_alpha=1.4,
+    layernorm_linear_attention_beta=1.0,
+    layernorm_mlp_alpha=1.4,
+    layernorm_mlp_beta=1.0,
+)

@@ -121,7 +121,7 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         case.family,
         case.seed,
         case.config,
-        dtype="float32" if exact else "bfloat16",
+        dtype="float32" if exact or case.file_type == "F32" else "bfloat16",
         q8_0=exact,
         mxfp4=case.family == "gpt_oss",
         config_edits={"text_config": case.config["text_config"]} if step else {},

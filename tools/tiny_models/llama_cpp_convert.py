@@ -17,9 +17,15 @@ from pathlib import Path
 
 
 # Architectures that published configurations call otherwise than transformers.
-PUBLISHED_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+PUBLISHED_NAMES = {
+    "PhimoeForCausalLM": "PhiMoEForCausalLM",
+    "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM",
+    "MiniMaxForCausalLM": "MiniMaxText01ForCausalLM",
+}
 # Those whose configuration transformers would translate to keys that the converter does not read.
-PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM")
+PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM", "BailingHybridForCausalLM")
+# Powers of decays, which transformers stores with MiniMax-Text-01.
+STORED_POWERS = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 
 
 def exactly_in_q8_0(add_tensor):
@@ -58,6 +64,12 @@ def main() -> None:
     others = ("MellumForCausalLM", "Cohere2MoeForCausalLM", "PhiMoEForCausalLM", "JambaForCausalLM")
     for name in (*names, *others, "Gemma4ForConditionalGeneration"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
+    lightning = get_model_class("MiniMaxText01ForCausalLM")
+    lightning.set_vocab = TextModel._set_vocab_gpt2
+    lightning._get_suppress_tokens = lambda self: None
+    lightning.filter_tensors = classmethod(
+        lambda cls, item: None if item[0].endswith(STORED_POWERS) else super(lightning, cls).filter_tensors(item)
+    )
     load_hparams = ModelBase.load_hparams
 
     def as_published(folder: Path, *rest: bool, **more: bool) -> dict:

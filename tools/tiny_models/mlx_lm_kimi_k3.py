@@ -73,6 +73,19 @@ CASES = [
             moe_renormalize=False,
         ),
     ),
+    # For llama.cpp's converter: both kinds of attention have as many heads.
+    (
+        "kimi_k3_gguf",
+        7,
+        _config(
+            dict(num_heads=4, kda_layers=[1, 2, 4], gate_lower_bound=-0.7),
+            num_hidden_layers=4,
+            moe_router_activation_func="sigmoid",
+            moe_renormalize=True,
+            intermediate_size=16,
+            num_experts=5,
+        ),
+    ),
     # For mlx-lm's converter.
     (
         "kimi_k3_wide",
@@ -99,8 +112,37 @@ CASES = [
 ]
 
 
+def convertible(config: dict[str, Any]) -> bool:
+    """Whether llama.cpp's converter can make a file of it."""
+    c = config["text_config"]
+    linear = c["linear_attn_config"]
+    return (
+        linear["num_heads"] == c["num_attention_heads"]
+        and linear["use_full_rank_gate"]
+        and {"attn_res_block_size", "activation_situ_beta", "activation_situ_linear_beta"} <= c.keys()
+        and c.get("num_expert_group", 1) == 1
+        and c.get("moe_layer_freq", 1) == 1
+        and c["num_shared_experts"] > 0
+        and not c["tie_word_embeddings"]
+        and c["first_k_dense_replace"] < c["num_hidden_layers"]
+    )
+
+
 def draw(rng: random.Random) -> dict[str, Any]:
-    """A random configuration."""
+    """A random configuration, now and then one that llama.cpp's converter can make a file of."""
+    config = _draw(rng)
+    if rng.random() < 0.4:
+        c = config["text_config"]
+        c["linear_attn_config"] |= dict(num_heads=c["num_attention_heads"], use_full_rank_gate=True)
+        c |= dict(num_key_value_heads=c["num_attention_heads"], moe_router_activation_func="sigmoid", moe_layer_freq=1)
+        c |= dict(num_expert_group=1, topk_group=1, num_shared_experts=max(1, c["num_shared_experts"]), tie_word_embeddings=False)
+        c["first_k_dense_replace"] = min(c["first_k_dense_replace"], c["num_hidden_layers"] - 1)
+        for key, value in (("attn_res_block_size", 3), ("activation_situ_beta", 0.5), ("activation_situ_linear_beta", 0.8)):
+            c.setdefault(key, value)
+    return config
+
+
+def _draw(rng: random.Random) -> dict[str, Any]:
     layers = rng.randint(1, 7)
     linear = sorted(rng.sample(range(1, layers + 1), rng.randint(0, layers)))
     groups = rng.choice([1, 1, 2, 3])

@@ -21,10 +21,27 @@ def minimax(d: Draw) -> dict[str, Any]:
     for block in ("full_attn", "linear_attn", "mlp"):
         for name in ("alpha", "beta"):
             config[f"{block}_{name}_factor"] = d.pick(1, round(d.rng.uniform(0.5, 3.0), 2))
-    d.only(gguf=False, mlx=False)
     # In float32, as transformers reads the powers of decays from the file.
     d.case = {"stacked_experts": d.chance(), "dtype": "float32"}
+    if d.chance():
+        _convertible_minimax(d, config)
+    else:
+        d.only(gguf=False)
+    d.only(mlx=False)
     return config
+
+
+def _convertible_minimax(d: Draw, config: dict[str, Any]) -> None:
+    """What GGUF files can say: one factor, and attention in every eighth layer."""
+    config["num_hidden_layers"] = layers = d.rng.randint(1, 9)
+    kinds = ["linear_attention" if (layer + 1) % 8 else "full_attention" for layer in range(layers)]
+    config["layer_types"] = kinds
+    alpha = config["mlp_alpha_factor"]
+    published = {"rotary_dim": config["head_dim"]}
+    for block, name in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp")):
+        config |= {f"{block}_alpha_factor": alpha, f"{block}_beta_factor": 1}
+        published |= {f"layernorm_{name}_alpha": alpha, f"layernorm_{name}_beta": 1.0}
+    d.case |= {"late_edits": published, "stacked_experts": False}
 
 
 def bailing_hybrid(d: Draw) -> dict[str, Any]:
@@ -59,6 +76,37 @@ def bailing_hybrid(d: Draw) -> dict[str, Any]:
     if d.chance(0.4):
         config["mlp_layer_types"] = _kinds(d, layers, "sparse", "dense")
     d.maybe(config, "attention_bias", True)
-    d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}
+    if d.chance(0.4):
+        _convertible_bailing_hybrid(d, config)
+    else:
+        d.only(gguf=False)
+    d.only(mlx=False)
     return config
+
+
+def _convertible_bailing_hybrid(d: Draw, config: dict[str, Any]) -> None:
+    """What GGUF files can say: whole groups of layers, dense layers first, bounded decays."""
+    group = d.rng.randint(2, 3)
+    config["num_hidden_layers"] = layers = group * d.rng.randint(1, 2)
+    config |= {
+        "layer_group_size": group,
+        "first_k_dense_replace": d.rng.randint(0, layers - 1),
+        "kda_safe_gate": True,
+        "rope_parameters": d.rope(2, kinds=("default",)),
+    }
+    for key in ("layer_types", "mlp_layer_types", "attention_bias"):
+        config.pop(key, None)
+    d.case |= {
+        "stacked_experts": False,
+        "late_edits": {
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "moe_shared_expert_intermediate_size": config["n_shared_experts"] * config["moe_intermediate_size"],
+            "norm_topk_prob": config["norm_topk_prob"],
+            "score_function": "sigmoid",
+            "num_experts_per_tok": config["num_experts_per_tok"],
+            "n_group": config["n_group"],
+            "head_dim": config["head_dim"],
+        },
+    }

@@ -79,7 +79,8 @@ def granitemoe_swa(d: Draw) -> dict[str, Any]:
         "rope_parameters": d.rope(head_dim, kinds=PLAIN_KINDS),
     }
     d.maybe(config, "attention_bias", True)
-    d.only(gguf=False, mlx=False)
+    # GGUF files have one base.
+    d.only(gguf=config["layer_rope_theta"] is None, mlx=False)
     d.case = {"stacked_experts": d.chance()}
     return config
 

@@ -114,6 +114,16 @@ pub fn layer_windows(
     types.into_iter().map(kind).collect()
 }
 
+/// The truth value that the list under `key` has for each of `layers` layers.
+///
+/// # Errors
+/// [`crate::Error::Config`] for something else, or too few.
+pub fn flag_per_layer(config: &Config<'_>, key: &str, layers: usize) -> Result<Vec<bool>> {
+    let flags = config.flags(key)?.filter(|flags| flags.len() >= layers);
+    let flags = flags.ok_or_else(|| config.unsupported(key, &format!("{layers} truth values")))?;
+    Ok(flags[..layers].to_vec())
+}
+
 /// For each of `layers` layers of a GGUF file whether it sees a window, by what the file has under `key`: a truth value for each,
 /// or that every so many of them sees everything, by default every `every`; the last of so many, or the `first`.
 ///
@@ -126,9 +136,7 @@ pub fn gguf_slides(
     (every, first): (usize, bool),
 ) -> Result<Vec<bool>> {
     if config.read(key, "", |value| Some(value.is_array()))?.unwrap_or(false) {
-        let flags = config.flags(key)?.filter(|flags| flags.len() >= layers);
-        let flags = flags.ok_or_else(|| config.unsupported(key, &format!("{layers} truth values")))?;
-        return Ok(flags[..layers].to_vec());
+        return flag_per_layer(config, key, layers);
     }
     let every = config.optional_size(key)?.unwrap_or(every);
     Ok((0..layers).map(|layer| !(layer + usize::from(!first)).is_multiple_of(every)).collect())
@@ -515,10 +523,13 @@ pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
         return Err(config.unsupported("scoring_func", "sigmoid"));
     }
     let (experts, top_k) = expert_counts(config, None)?;
+    // In GGUF files 0 stands for none.
+    let gguf = config.format() == Format::Gguf;
+    let scale = config.magnitude("routed_scaling_factor")?.filter(|scale| !gguf || *scale != 0.0);
     Ok(Route {
         score: Score::Sigmoid,
         groups: groups(config, GroupRank::BestTwo, (1, 1))?,
-        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        scale: scale.unwrap_or(1.0) as f32,
         ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
     })
 }

@@ -1,8 +1,7 @@
-//! Granite 3 MoE and Granite Swash. Mixtral's blocks with factors on embeddings, on scores of attention, on what blocks add and on logits;
-//! weights are the softmax over the chosen experts; some have a shared expert, some (`granitemoe_swa`) windows, sinks and a
-//! rotation of its own for each layer.
+//! Granite 3 MoE. Mixtral's blocks with factors on embeddings, on scores of attention, on what blocks add and on logits;
+//! weights are the softmax over the chosen experts; some have a shared expert.
 //!
-//! Source: transformers `modeling_granitemoe.py`, `modeling_granitemoeshared.py`, `modeling_granitemoe_swa.py`; published checkpoints have other names for
+//! Source: transformers `modeling_granitemoe.py`, `modeling_granitemoeshared.py`; published checkpoints have other names for
 //! experts. GGUF architecture `granitemoe`, whose converter permutes the rows of q and k so that rotation works on
 //! interleaved pairs.
 
@@ -13,14 +12,14 @@ use super::blocks::{self, Moe, SharedExpert, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::{NameMap, Names, PAIRED};
 use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU, rope};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Granite 3 MoE, Granite Swash",
-    model_types: &["granitemoe", "granitemoeshared", "granitemoe_swa"],
+    name: "Granite 3 MoE",
+    model_types: &["granitemoe", "granitemoeshared"],
     gguf_architectures: &["granitemoe"],
     hidden_act: SILU,
     names: &Names {
@@ -60,11 +59,8 @@ pub(super) const OTHER_TENSORS: NameMap = &[
     ("shared_mlp.down_proj", "shared_mlp.output_linear"),
 ];
 
-/// The one with windows.
-const WINDOWED: &str = "granitemoe_swa";
-
 /// What configurations need not say.
-const DEFAULTS: &KeyDefaults = &[
+pub(super) const DEFAULTS: &KeyDefaults = &[
     ("num_attention_heads", DefaultValue::Count(32)),
     ("num_experts", DefaultValue::Count(8)),
     ("max_position_embeddings", DefaultValue::Count(2048)),
@@ -76,47 +72,9 @@ pub(super) fn factor(config: &Config<'_>, key: &str) -> Result<Option<f32>> {
     Ok(config.number(key)?.filter(|factor| !gguf || *factor != 0.0).map(|factor| factor as f32))
 }
 
-/// The attention of each layer, which all have the same shape.
-fn attention(config: &Config<'_>, r: &mut Recorder, heads: Heads, layers: usize) -> Result<Vec<Heads>> {
-    let style = if config.format() == Format::Gguf { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
-    if config.architecture() != WINDOWED {
-        let rope = Some(blocks::rotation(r, config, heads.head_dim, style, 1e4)?);
-        return Ok(vec![Heads { rope, ..heads }; layers]);
-    }
-    let slides = match config.words("layer_types")? {
-        Some(kinds) => blocks::kinds_slide(config, &kinds, layers)?,
-        None => (0..layers).map(|layer| layer % 4 != 0).collect(),
-    };
-    let open = config.is_null("sliding_window");
-    let window = if open { None } else { Some(config.positions("sliding_window")?.unwrap_or(128)) };
-    let bases = match config.numbers("layer_rope_theta")? {
-        Some(bases) if bases.len() == layers && bases.iter().all(|base| *base == 0.0 || *base > 1.0) => bases,
-        Some(_) => {
-            let expected = format!("0 or a number above 1 for each of {layers} layers");
-            return Err(config.unsupported("layer_rope_theta", &expected));
-        }
-        None => vec![config.number("rope_theta")?.unwrap_or(1e4); layers],
-    };
-    let mut ropes: Vec<(f64, usize)> = vec![];
-    let layer = |(layer, (slides, base)): (usize, (bool, f64))| {
-        // An outline goes without: they are a value a head.
-        if !r.is_outline() {
-            r.require_sinks(layer)?;
-        }
-        let own = Heads { window: window.filter(|_| slides), ..heads };
-        // Layers of base 0 have no positions.
-        if base == 0.0 {
-            return Ok(own);
-        }
-        let known = ropes.iter().find(|(known, _)| *known == base).map(|(_, rope)| *rope);
-        let rope = match known {
-            Some(rope) => rope,
-            None => r.graph.rotation(rope::scaled(config, heads.head_dim, style, base)?),
-        };
-        ropes.push((base, rope));
-        Ok(Heads { rope: Some(rope), ..own })
-    };
-    slides.into_iter().zip(bases).enumerate().map(layer).collect()
+/// In which pairs channels of checkpoints rotate.
+pub(super) fn rope_style(config: &Config<'_>) -> RopeStyle {
+    if config.format() == Format::Gguf { RopeStyle::Interleaved } else { RopeStyle::HalfSplit }
 }
 
 /// Factors on embeddings and on what a block adds, and what logits are divided by.
@@ -153,20 +111,41 @@ pub(super) fn moe(config: &Config<'_>) -> Result<Moe> {
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
-    let gguf = config.format() == Format::Gguf;
-    let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
-    let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
-    let heads = Heads::new(config, hidden_size, None)?;
+    let layers = blocks::layers(config)?;
     // llama.cpp takes a file that denies it for one of a model that rotates nothing.
-    if gguf && !config.flag("rotates", true)? {
+    if config.format() == Format::Gguf && !config.flag("rotates", true)? {
         return Err(config.unsupported("rotates", "true"));
     }
-    let own_scale = if gguf { heads.scale } else { 1.0 };
-    let scale = factor(config, "attention_multiplier")?.unwrap_or(own_scale);
-    let attention = attention(config, r, Heads { scale, ..heads }, layers)?;
-    let ([embedding, residual, divisor], moe) = (multipliers(config)?, moe(config)?);
+    let heads = heads(config)?;
+    let rope = blocks::rotation(r, config, heads.head_dim, rope_style(config), 1e4)?;
+    let attention = vec![Heads { rope: Some(rope), ..heads }; layers];
+    decoder(config, r, &attention, (multipliers(config)?, &moe(config)?))
+}
 
-    let (x, table) = blocks::embed(r, hidden_size)?;
+/// Attention without positions, with the configuration's factor on scores.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing or does not fit.
+pub(super) fn heads(config: &Config<'_>) -> Result<Heads> {
+    let heads = Heads::new(config, config.size("hidden_size")?, None)?;
+    let own_scale = if config.format() == Format::Gguf { heads.scale } else { 1.0 };
+    let scale = factor(config, "attention_multiplier")?.unwrap_or(own_scale);
+    Ok(Heads { scale, ..heads })
+}
+
+/// Records the whole decoder with the `attention` of each layer, [`multipliers`] and experts; returns its logits.
+///
+/// # Errors
+/// If the configuration or weights are missing or do not fit.
+pub(super) fn decoder(
+    config: &Config<'_>,
+    r: &mut Recorder,
+    attention: &[Heads],
+    ([embedding, residual, divisor], moe): ([f32; 3], &Moe),
+) -> Result<Value> {
+    let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
+
+    let (x, table) = blocks::embed(r, config.size("hidden_size")?)?;
     let mut x = times(r, x, embedding);
     for (layer, heads) in attention.iter().enumerate() {
         let base = format!("model.layers.{layer}");
@@ -177,7 +156,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         x = r.graph.add(x, out)?;
         r.graph.scope(format!("layers.{layer}.mlp"));
         let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, eps)?;
-        let out = blocks::moe_of(r, layer, h, &moe)?;
+        let out = blocks::moe_of(r, layer, h, moe)?;
         let out = times(r, out, residual);
         x = r.graph.add(x, out)?;
     }

@@ -1,12 +1,13 @@
 //! Kimi-K3. Kimi-Linear's two kinds of attention, with gates; attention residuals, by which what a layer takes is a mixture of the
 //! sums of blocks of layers before it; experts in a latent space of their own; SiTU in place of SwiGLU.
 //!
-//! Source: mlx-lm `kimi_k3.py`; transformers and llama.cpp do not have it. Published inside multimodal checkpoints.
+//! Source: mlx-lm `kimi_k3.py`; transformers does not have it. Published inside multimodal checkpoints. GGUF architecture
+//! `kimi-k3`, whose files have one vector for the norm and the linear function of each mixture.
 
-use moeflux_compute::graph::{Activation, Decay, ExpertMlp, Precision, Route, Value};
+use moeflux_compute::graph::{Activation, Decay, ExpertMlp, Precision, Route, Value, WeightId};
 
 use super::Family;
-use super::blocks::delta::{KimiDelta, LINEAR};
+use super::blocks::delta::{self, KimiDelta, LINEAR};
 use super::blocks::{self, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::kimi_linear;
@@ -14,14 +15,17 @@ use super::latent::{self, Latent, More};
 use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
     name: "Kimi-K3",
     model_types: &["kimi_k3"],
-    gguf_architectures: &[],
+    gguf_architectures: &["kimi-k3"],
     hidden_act: &["situ"],
     names: &Names {
+        gguf_tensors: &[latent::GGUF_TENSORS, delta::GGUF_TENSORS, GGUF_TENSORS],
+        gguf_keys: &[latent::GGUF_KEYS, delta::GGUF_KEYS, GGUF_KEYS],
         other_keys: &[("scoring_func", "moe_router_activation_func")],
         first_keys: kimi_linear::FIRST_KEYS,
         other_tensors: OTHER_TENSORS,
@@ -29,6 +33,28 @@ pub(super) const FAMILY: Family = Family {
     },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    // Linear attention's, and the other's.
+    ("self_attn.g_proj", "ssm_g"),
+    ("self_attn.g_proj", "attn_gate"),
+    ("self_attention_res", "attn_res_score"),
+    ("mlp_res", "ffn_res_score"),
+    ("model.output_attn_res", "output_res_score"),
+    ("mlp.routed_expert_down_proj", "ffn_routed_down"),
+    ("mlp.routed_expert_up_proj", "ffn_routed_up"),
+    ("mlp.routed_expert_norm", "ffn_routed_norm"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("attn_res_block_size", "attn_res.block_size"),
+    ("activation_situ_beta", "activation.situ_beta"),
+    ("activation_situ_linear_beta", "activation.situ_linear_beta"),
+    ("routed_expert_hidden_size", "expert_latent_length"),
+    ("gate_lower_bound", "kda.gate_lower_bound"),
+];
 
 /// Names of published checkpoints.
 const OTHER_TENSORS: NameMap = &[
@@ -56,14 +82,35 @@ fn activation(config: &Config<'_>) -> Result<Activation> {
     // Zero means one.
     let beta = config.magnitude("activation_situ_beta")?.filter(|beta| *beta > 0.0).unwrap_or(1.0) as f32;
     let key = "activation_situ_linear_beta";
+    if config.format() == Format::Gguf {
+        // What is not above 0 limits nothing.
+        let linear_beta = config.number(key)?.filter(|beta| *beta > 0.0).map(|beta| beta as f32);
+        return Ok(Activation::SituGlu { beta, linear_beta });
+    }
     match config.magnitude(key)? {
         Some(0.0) => Err(config.unsupported(key, "more than 0")),
         linear_beta => Ok(Activation::SituGlu { beta, linear_beta: linear_beta.map(|beta| beta as f32) }),
     }
 }
 
+/// How fast linear attention forgets, by the bound that `config` has for it.
+fn decay(config: &Config<'_>) -> Result<Decay> {
+    match config.number("gate_lower_bound")? {
+        None => Ok(Decay::Softplus),
+        Some(bound) if bound > 0.0 => {
+            Err(config.unsupported("gate_lower_bound", "a number that is not above 0"))
+        }
+        Some(bound) => Ok(Decay::Bounded(bound as f32)),
+    }
+}
+
 /// Linear attention of all layers that have it.
 fn linear_attention(config: &Config<'_>, eps: f32) -> Result<KimiDelta> {
+    if config.format() == Format::Gguf {
+        let size = |key: &str| config.size(key);
+        let shape = [size("num_attention_heads")?, size("linear_head_dim")?, size("linear_conv_kernel_dim")?];
+        return Ok(KimiDelta::low_rank(shape, decay(config)?, eps, true).not_padded());
+    }
     let size = |name: &str| {
         let expected = format!("an object with {name}");
         config.size_in(LINEAR, name)?.ok_or_else(|| config.unsupported(LINEAR, &expected))
@@ -72,15 +119,26 @@ fn linear_attention(config: &Config<'_>, eps: f32) -> Result<KimiDelta> {
     let Some(own) = config.within(LINEAR)? else {
         return Err(config.unsupported(LINEAR, "an object"));
     };
-    let decay = match own.number("gate_lower_bound")? {
-        None => Decay::Softplus,
-        Some(bound) if bound > 0.0 => {
-            return Err(own.unsupported("gate_lower_bound", "a number that is not above 0"));
-        }
-        Some(bound) => Decay::Bounded(bound as f32),
-    };
-    let full_gate = own.flag("use_full_rank_gate", false)?;
-    Ok(KimiDelta::low_rank(shape, decay, eps, full_gate))
+    Ok(KimiDelta::low_rank(shape, decay(&own)?, eps, own.flag("use_full_rank_gate", false)?))
+}
+
+/// For each layer whether its attention is linear.
+fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if config.format() == Format::Gguf {
+        return kimi_linear::gguf_linear_layers(config, layers);
+    }
+    let key = "kda_layers";
+    let expected = format!("an object with {key}");
+    let linear = config.sizes_in(LINEAR, key)?.ok_or_else(|| config.unsupported(LINEAR, &expected))?;
+    Ok((1..=layers).map(|layer| linear.contains(&layer)).collect())
+}
+
+/// The gate of latent attention, of all of its `layers` or none.
+fn output_gate(config: &Config<'_>, r: &Recorder, mut layers: impl Iterator<Item = usize>) -> Result<bool> {
+    match config.format() {
+        Format::Gguf => Ok(layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.g_proj")))),
+        _ => config.flag("mla_use_output_gate", false),
+    }
 }
 
 /// Routed experts and what goes with them.
@@ -94,9 +152,16 @@ struct Moe {
 }
 
 impl Moe {
-    fn new(config: &Config<'_>, eps: f32) -> Result<Self> {
-        let route = blocks::sigmoid_route(config)?;
-        let latent = match config.optional_size("routed_expert_hidden_size")? {
+    fn new(config: &Config<'_>, r: &Recorder, layers: usize, eps: f32) -> Result<Self> {
+        let gguf = config.format() == Format::Gguf;
+        let own = if gguf { config.assuming("norm_topk_prob", false) } else { *config };
+        let route = blocks::sigmoid_route(&own)?;
+        let key = "routed_expert_hidden_size";
+        let width =
+            if gguf { config.count(key)?.filter(|width| *width > 0) } else { config.optional_size(key)? };
+        let norm = |layer: usize| format!("model.layers.{layer}.mlp.routed_expert_norm");
+        let latent = match width {
+            Some(width) if gguf => Some((width, (0..layers).any(|layer| r.has(&norm(layer))))),
             Some(width) => Some((width, config.flag("latent_moe_use_norm", false)?)),
             None => None,
         };
@@ -110,16 +175,24 @@ impl Moe {
         })
     }
 
-    /// Router, experts, shared experts of normed h.
-    fn mix(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let module = |name: &str| format!("model.layers.{layer}.mlp.{name}");
-        let logits = r.linear(h, &module("gate"), self.route.experts, Precision::F32)?;
+    /// What is added to scores for choosing.
+    fn correction_bias(&self, r: &mut Recorder, layer: usize) -> Result<WeightId> {
+        if r.format() == Format::Gguf {
+            return r.correction_bias(&format!("model.layers.{layer}.mlp.gate"), self.route.experts);
+        }
         // mlx-lm keeps the bias beside the router.
         let within = format!("model.layers.{layer}.block_sparse_moe.gate.e_score_correction_bias");
         let beside = ["block_sparse_moe", "mlp"]
             .map(|parent| format!("model.layers.{layer}.{parent}.e_score_correction_bias"));
         let found = beside.into_iter().find(|name| r.has_parameter(name)).unwrap_or(within);
-        let bias = r.constants(&found, &[self.route.experts], Form::F32)?;
+        r.constants(&found, &[self.route.experts], Form::F32)
+    }
+
+    /// Router, experts, shared experts of normed h.
+    fn mix(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
+        let module = |name: &str| format!("model.layers.{layer}.mlp.{name}");
+        let logits = r.linear(h, &module("gate"), self.route.experts, Precision::F32)?;
+        let bias = self.correction_bias(r, layer)?;
         let routing = r.graph.route(logits, Some(bias), self.route)?;
         let taken = match self.latent {
             Some((width, _)) => r.linear(h, &module("routed_expert_down_proj"), width, Precision::Fast)?,
@@ -176,7 +249,10 @@ impl Residuals {
         values.push(sum);
         let (norm, proj) = (format!("{module}_norm"), format!("{module}_proj"));
         let joint = format!("{module}.norm_weight");
-        let weights = if r.has(&proj) || !r.has_parameter(&joint) {
+        let weights = if r.format() == Format::Gguf {
+            let ones = r.made_up(&format!("{module}.weight"), [sum.width(); 2], Form::Ones)?;
+            [ones, r.matrix(module, Some(1), sum.width())?]
+        } else if r.has(&proj) || !r.has_parameter(&joint) {
             let norm = r.vector(&norm, "weight", sum.width())?;
             [norm, r.matrix(&proj, Some(1), sum.width())?]
         } else {
@@ -229,27 +305,29 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let hidden_size = config.size("hidden_size")?;
     let layers = blocks::layers(config)?;
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
-    let gate = config.flag("mla_use_output_gate", false)?.then_some("g_proj");
+    let is_linear = linear_layers(config, layers)?;
+    let gated = output_gate(config, r, (0..layers).filter(|layer| !is_linear[*layer]))?;
     let latent = Latent::unrotated(config, r, config.size("num_attention_heads")?)?;
-    let latent = latent.with(More { gate, ..More::default() });
+    let latent = latent.with(More { gate: gated.then_some("g_proj"), ..More::default() });
     let linear = linear_attention(config, eps)?;
-    let key = "kda_layers";
-    let expected = format!("an object with {key}");
-    let linear_layers = config.sizes_in(LINEAR, key)?.ok_or_else(|| config.unsupported(LINEAR, &expected))?;
     let first = config.count("first_k_dense_replace")?.unwrap_or(0);
     let step = config.optional_size("moe_layer_freq")?.unwrap_or(1);
-    let moe = Moe::new(config, eps)?;
+    let moe = Moe::new(config, r, layers, eps)?;
 
     let (x, table) = blocks::embed(r, hidden_size)?;
-    let block = config.optional_size("attn_res_block_size")?;
+    let key = "attn_res_block_size";
+    let block = match config.format() {
+        Format::Gguf => config.count(key)?.filter(|block| *block > 0),
+        _ => config.optional_size(key)?,
+    };
     let mut x = Residuals { block, before: vec![], sum: Some(x), eps };
-    let nothing = || config.unsupported("attn_res_block_size", "a number of layers");
-    for layer in 0..layers {
+    let nothing = || config.unsupported(key, "a number of layers");
+    for (layer, is_linear) in is_linear.into_iter().enumerate() {
         let base = format!("model.layers.{layer}");
         r.graph.scope(format!("layers.{layer}.self_attn"));
         let h = x.before_attention(r, layer)?.ok_or_else(nothing)?;
         let h = r.rms_norm(h, &format!("{base}.input_layernorm"), 1, eps)?;
-        let out = if linear_layers.contains(&(layer + 1)) {
+        let out = if is_linear {
             linear.attention(r, layer, h)?
         } else {
             latent::attention_of(r, layer, h, &latent, |_, _| Ok(None))?

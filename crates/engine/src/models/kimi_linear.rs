@@ -54,15 +54,23 @@ const DEFAULTS: &KeyDefaults = &[
     ("v_head_dim", DefaultValue::Count(128)),
 ];
 
+/// For each layer of a GGUF file whether its attention is linear: such layers have no key heads.
+///
+/// # Errors
+/// [`crate::Error::Config`] unless there is a number for each layer.
+pub(super) fn gguf_linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let Some(kv_heads) = config.per_layer("num_key_value_heads", layers)? else {
+        let expected = format!("a number for each of {layers} layers");
+        return Err(config.unsupported("num_key_value_heads", &expected));
+    };
+    Ok(kv_heads.iter().take(layers).map(|heads| *heads == 0).collect())
+}
+
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
-/// but every fourth after the first. In GGUF files such layers have no key heads.
+/// but every fourth after the first.
 fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if config.format() == Format::Gguf {
-        let Some(kv_heads) = config.per_layer("num_key_value_heads", layers)? else {
-            let expected = format!("a number for each of {layers} layers");
-            return Err(config.unsupported("num_key_value_heads", &expected));
-        };
-        return Ok(kv_heads.iter().take(layers).map(|heads| *heads == 0).collect());
+        return gguf_linear_layers(config, layers);
     }
     if let Some(kinds) = config.layer_kinds("layer_types")? {
         let known = ["linear_attention", "full_attention"];

@@ -4,25 +4,29 @@
 //! Lightning attention is the state space model of Mamba-2 with time steps of one: S ← e^(−slope) S + kᵀv, o = qS.
 //!
 //! Source: transformers `modeling_minimax.py`. Decays follow from the number of a head and of a layer; what some checkpoints
-//! store of them is not read. llama.cpp does not have it.
+//! store of them is not read. GGUF architecture `minimax-01`, whose files have one factor, on what blocks are given, and say how
+//! many channels rotate.
 
 use moeflux_compute::graph::{Precision, RopeStyle, Route, SsmInputs, SsmScan, SsmWeights, Value};
 
 use super::blocks::attention::Heads;
 use super::blocks::{self, Moe, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::{Family, SILU};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
     name: "MiniMax-Text-01",
     model_types: &["minimax"],
-    gguf_architectures: &[],
+    gguf_architectures: &["minimax-01"],
     hidden_act: SILU,
     names: &Names {
+        gguf_tensors: &[GGUF_TENSORS],
+        gguf_keys: &[GGUF_KEYS],
         other_tensors: &[
             ("block_sparse_moe.gate", "mlp.gate"),
             ("block_sparse_moe.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
@@ -32,6 +36,20 @@ pub(super) const FAMILY: Family = Family {
     },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("self_attn.norm", "attn_norm_2"),
+    ("self_attn.output_gate", "attn_gate"),
+    ("self_attn.out_proj", "attn_output"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("mlp_alpha_factor", "residual_scale"),
+    ("recurrent_layers", "attention.recurrent_layers"),
+    ("full_attention_interval", "full_attention_interval"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
@@ -47,8 +65,21 @@ const DEFAULTS: &KeyDefaults = &[
 /// Epsilon of the norm of lightning attention, whatever `rms_norm_eps` says.
 const MIXED_EPS: f32 = 1e-6;
 
+/// For each layer of a GGUF file whether its attention is linear: as it lists, else all but every eighth.
+fn gguf_linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let key = "recurrent_layers";
+    if config.flags(key)?.is_some() {
+        return blocks::flag_per_layer(config, key, layers);
+    }
+    let every = config.optional_size("full_attention_interval")?.unwrap_or(8);
+    Ok((1..=layers).map(|layer| !layer.is_multiple_of(every)).collect())
+}
+
 /// For each layer whether its attention is linear: as `layer_types` says, else every second one.
 fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if config.format() == Format::Gguf {
+        return gguf_linear_layers(config, layers);
+    }
     let Some(kinds) = config.layer_kinds("layer_types")? else {
         return Ok((0..layers).map(|layer| layer % 2 == 1).collect());
     };
@@ -89,6 +120,11 @@ fn lightning(r: &mut Recorder, (layer, layers): (usize, usize), h: Value, shape:
 
 /// Factors on what a block is given and on what it gives.
 fn factors(config: &Config<'_>, block: &str) -> Result<[f32; 2]> {
+    if config.format() == Format::Gguf {
+        let key = "mlp_alpha_factor";
+        let alpha = config.number(key)?.ok_or_else(|| config.unsupported(key, "a number"))?;
+        return Ok([alpha as f32, 1.0]);
+    }
     let factor =
         |name| -> Result<f32> { Ok(config.number(&format!("{block}_{name}_factor"))?.unwrap_or(1.0) as f32) };
     Ok([factor("alpha")?, factor("beta")?])
@@ -105,7 +141,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
     let heads = Heads::new(config, hidden_size, None)?;
-    let rope = blocks::rotation(r, config, heads.head_dim, RopeStyle::HalfSplit, 1e6)?;
+    let rotary_dim = match config.format() {
+        Format::Gguf => blocks::rotary_dim(config, heads.head_dim, 1.0)?,
+        _ => heads.head_dim,
+    };
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e6)?;
     let heads = Heads { rope: Some(rope), window: config.positions("sliding_window")?, ..heads };
     let [full, linear, of_moe] =
         [factors(config, "full_attn")?, factors(config, "linear_attn")?, factors(config, "mlp")?];

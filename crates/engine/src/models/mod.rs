@@ -33,6 +33,7 @@ mod glm4_moe_lite;
 mod glm5_next;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoe_swa;
 mod granitemoehybrid;
 mod hunyuan_v1_moe;
 mod hy_v3;
@@ -49,8 +50,10 @@ mod latent;
 mod lfm2_moe;
 mod llama4;
 mod longcat_flash;
+mod maple;
 mod mellum;
 mod mimo_v2_flash;
+mod minicpm;
 mod minimax;
 mod minimax_m2;
 mod minimax_m3_vl;
@@ -143,6 +146,7 @@ pub const FAMILIES: &[Family] = &[
     nemotron_h::FAMILY,
     step3p7::FAMILY,
     granitemoe::FAMILY,
+    granitemoe_swa::FAMILY,
     qwen3_vl_moe::FAMILY,
     hunyuan_v1_moe::FAMILY,
     gemma4::FAMILY,
@@ -175,6 +179,8 @@ pub const FAMILIES: &[Family] = &[
     axk2::FAMILY,
     kolibri1::FAMILY,
     inkling::FAMILY,
+    maple::FAMILY,
+    minicpm::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

@@ -112,8 +112,12 @@ pub enum Form {
     },
     /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
     F32NegativeExp,
+    /// f32, the negative of what is stored: A of a decay that is kept without its sign.
+    F32Negative,
     /// f32, 0 as many times as values are stored, which are not looked at: what no tensor has.
     Zeros,
+    /// f32, 1 likewise.
+    Ones,
     /// f32, and behind them `count` numbers so large that a router chooses those first.
     Followed {
         /// How many.
@@ -149,6 +153,8 @@ impl Form {
             | Self::Repeated { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
+            Self::F32Negative => -value,
+            Self::Ones => 1.0,
             Self::Zeros | Self::NoneOf { .. } | Self::Slopes { .. } => 0.0,
         }
     }

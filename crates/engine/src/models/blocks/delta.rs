@@ -47,6 +47,8 @@ pub struct KimiDelta {
     low_rank: [bool; 2],
     /// Whether the rates of decays may be followed by others, which are nobody's.
     padded: bool,
+    /// What GGUF files keep of those rates.
+    gguf_rates: Form,
 }
 
 impl KimiDelta {
@@ -72,18 +74,27 @@ impl KimiDelta {
             eps,
             low_rank: [true; 2],
             padded: false,
+            gguf_rates: Form::F32,
         })
     }
 
-    /// Of so many heads of so many channels behind kernels of so many tokens, with one layer to decays and one to gates.
+    /// Of so many heads of so many channels behind kernels of so many tokens, with one layer to decays and one to gates; GGUF files
+    /// keep rates without their sign.
     pub fn full_rank([heads, head_dim, kernel]: [usize; 3], decay: Decay, eps: f32) -> Self {
-        Self { heads, head_dim, kernel, decay, eps, low_rank: [false; 2], padded: false }
+        let gguf_rates = Form::F32Negative;
+        Self { heads, head_dim, kernel, decay, eps, low_rank: [false; 2], padded: false, gguf_rates }
     }
 
     /// The same with decays through as few channels as a head has, and gates too unless they are `full`; rates may be followed by
     /// others.
     pub fn low_rank([heads, head_dim, kernel]: [usize; 3], decay: Decay, eps: f32, full: bool) -> Self {
-        Self { heads, head_dim, kernel, decay, eps, low_rank: [true, !full], padded: true }
+        let gguf_rates = Form::F32;
+        Self { heads, head_dim, kernel, decay, eps, low_rank: [true, !full], padded: true, gguf_rates }
+    }
+
+    /// The same with as many rates as heads.
+    pub fn not_padded(self) -> Self {
+        Self { padded: false, ..self }
     }
 
     /// Linear attention of normed h.
@@ -91,7 +102,8 @@ impl KimiDelta {
     /// # Errors
     /// If weights are missing or do not fit.
     pub fn attention(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let Self { heads, head_dim, kernel, decay, eps, low_rank: [low_decay, low_gate], padded } = *self;
+        let Self { heads, head_dim, kernel, decay, eps, low_rank, padded, gguf_rates } = *self;
+        let [low_decay, low_gate] = low_rank;
         let width = heads * head_dim;
         let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let of_gate = |r: &Recorder, name: &str| {
@@ -131,8 +143,7 @@ impl KimiDelta {
             r.linear(h, &of_gate(r, "f_proj"), width, Precision::F32)?
         };
         let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
-        // GGUF keeps A itself.
-        let form = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
+        let form = if r.format() == Format::Gguf { gguf_rates } else { Form::F32NegativeExp };
         let name = of_gate(r, "A_log");
         let rate =
             if padded { r.first_constants(&name, heads, form)? } else { r.constants(&name, &[heads], form)? };

@@ -12,7 +12,7 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 21] = [
+const OF_SEVERAL_KINDS: [&str; 23] = [
     "eos_token_id",
     "rope_theta",
     "layer_rope_theta",
@@ -31,6 +31,8 @@ const OF_SEVERAL_KINDS: [&str; 21] = [
     "cohere2moe.attention.sliding_window_pattern",
     "mellum.attention.sliding_window_pattern",
     "exaone-moe.attention.sliding_window_pattern",
+    "maple.swiglu_clamp_exp",
+    "scale_emb",
     "hunyuan-moe.expert_used_count",
     "gemma4.attention.head_count_kv",
     "granitehybrid.attention.head_count_kv",

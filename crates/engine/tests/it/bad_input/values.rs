@@ -57,6 +57,7 @@ fn may_be_unused(name: &str) -> bool {
         || name.contains("expert")
         // Before the first layer there is nothing to mix.
         || name.contains(".layers.0.self_attention_res_")
+        || name == "blk.0.attn_res_score.weight"
         || name.starts_with("mtp.")
         || is_of_vision(name)
         || is_computed(name)
