@@ -458,6 +458,7 @@ arguments! {
         has_bias: bool,
         early: bool,
         weighs: bool,
+        beside: bool,
         bringing: usize,
         brought: BroughtConstants,
     }
@@ -472,6 +473,7 @@ arguments! {
         has_residual: bool,
         weighs: bool,
         hands: bool,
+        beside: bool,
     }
 
     ["cuda/early.cu" EarlyDownConstants]

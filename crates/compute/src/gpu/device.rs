@@ -54,6 +54,8 @@ pub enum Order {
     /// After all dispatches before it, and seeing what they wrote.
     #[default]
     After,
+    /// The same for a kernel that waits by itself, but reads before that what they wrote.
+    AfterEnd,
     /// As the dispatch before it, which it does not depend on.
     Beside,
 }

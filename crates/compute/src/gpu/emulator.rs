@@ -251,6 +251,9 @@ impl Emulator {
             let beside = rest[1..].iter().take_while(|d| d.order == Order::Beside).count();
             let (stage, later) = rest.split_at(beside + 1);
             let begun = self.groups;
+            if stage[0].order == Order::AfterEnd {
+                self.before = begun;
+            }
             let first = self.next_random() as usize;
             for i in 0..stage.len() {
                 self.run_one(&stage[(first + i) % stage.len()])?;

@@ -287,12 +287,12 @@ impl Cuda {
         let (mut group, mut before): (Vec<GraphNode>, Vec<GraphNode>) = (vec![], vec![]);
         for dispatch in dispatches {
             let Some(mut launch) = self.launch(dispatch)? else { continue };
-            if dispatch.order == Order::After && !group.is_empty() {
+            if dispatch.order != Order::Beside && !group.is_empty() {
                 before = std::mem::take(&mut group);
             }
             // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of some units.
             let common = !dispatch.unit.starts_with("cuda/") || WAITING_UNITS.contains(&dispatch.unit);
-            let waits = launch.kernel.waits && common;
+            let waits = launch.kernel.waits && common && dispatch.order != Order::AfterEnd;
             let early = waits && !before.is_empty() && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
             let (shared_bytes, cluster) = (launch.shared, launch.cluster);

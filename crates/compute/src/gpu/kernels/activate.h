@@ -20,7 +20,7 @@ DEVICE float gelu(float x) {
 
 // limit · tanh(x / limit), with tanh(y) = e / (e + 2) for e = e²ʸ − 1: `soft_limit` of `cpu/vector.rs`, from operations that all
 // machines round alike. e is made as in `exponential`, but for the one that is added there, so that small ones are exact too.
-DEVICE float soft_limited(float x, float limit) {
+SELDOM float soft_limited(float x, float limit) {
     const float y = product_of(2.0f, quotient(x, limit));
     const float most = y < -20.0f ? -20.0f : y, t = most > 20.0f ? 20.0f : most;
     const float n = round_of(product_of(t, 1.44269504f));

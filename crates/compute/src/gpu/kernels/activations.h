@@ -48,8 +48,7 @@ DEVICE uint packed_codes(float a, float b, float d, float e) {
 
 // Brings a norm's weights nearer: one group does it for all.
 DEVICE void prefetch_norm(CTX, const NormConstants c, GPTR(const float) weight, uint cols) {
-    if (c.has_norm && ctx.group_x() == 0 && ctx.group_y() == 0 && ctx.warp() == 0)
-        warp_prefetch(ctx, GCAST(const uchar, weight), 4 * cols);
+    if (c.has_norm && ctx.group_x() == 0 && ctx.warp() == 0) warp_prefetch(ctx, GCAST(const uchar, weight), 4 * cols);
 }
 
 // Factor of a norm from the squares that each of eight warps has summed.

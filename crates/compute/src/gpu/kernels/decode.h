@@ -144,8 +144,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     const KeyRange keys = {at, begin, end, kv_head};
     const bool newest = split == c.splits - 1;
     const uint own = lane % TEAM * 8, step = ctx.warps() * TEAMS * AT_ONCE;
-    // What is in the cache has been there since before this token, unless it is of a row before.
-    if (!c.appends) after_previous(ctx);
+    // What is in the cache has been there since before this token, or since a dispatch that has ended.
     uint base = begin + warp * TEAMS * AT_ONCE;
     Loaded<AT_ONCE> l = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base, own);
     ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step);

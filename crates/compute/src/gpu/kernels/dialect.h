@@ -67,6 +67,8 @@ typedef unsigned char uchar;
 typedef unsigned long ulong;
 
 #define DEVICE static __device__ __forceinline__
+// What is seldom needed, and would take room where it is inlined.
+#define SELDOM static __device__ __noinline__
 #define CONSTANT static __device__ constexpr
 template <class T>
 using pointer = T*;

@@ -18,6 +18,8 @@ struct GateUpConstants {
     uint early;
     // Whether rows of x count as much as `weights` says, which is then known.
     uint weighs;
+    // Whether pairs count fastest in the grid.
+    uint beside;
     // Groups, of those for each pair, that bring what is only needed later of an expert from host memory.
     uint bringing;
     Brought brought;
@@ -76,8 +78,8 @@ DEVICE uint entry_of(CTX, const LaneTable t, uint expert) {
 
 // The expert of a pair, chosen here or before.
 DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r,
-                            const LaneTable t) {
-    const uint pair = ctx.group_x(), rank = pair % c.top_k;
+                            const LaneTable t, uint pair) {
+    const uint rank = pair % c.top_k;
     const GPTR(const float) logits = b.logits + (ulong)(pair / c.top_k) * c.route.experts;
     PairExpert of;
     if (!c.routes) {
@@ -121,15 +123,14 @@ DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots
 // activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes a block of 32.
 // x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
 // weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
-// Pairs of the same rows run beside each other, so that an expert that several tokens chose comes from memory once. Grid: (pairs,
-// bringing groups, rows / 32, and one if it chooses).
+// Pairs of several tokens count fastest, so that an expert that some of them chose comes from memory once.
+// Grid: (bringing groups, rows / 32, and one if it chooses, pairs), or the other way round.
 template <uint D>
 DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
-    const uint pair = ctx.group_x(), token = pair / c.top_k, cols = c.gate.format.cols;
-    if (ctx.group_y() < c.bringing) {
-        return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, ctx.group_y(), c.bringing);
-    }
-    const uint group = ctx.group_y() - c.bringing;
+    const uint pair = c.beside ? ctx.group_x() : ctx.group_y(), number = c.beside ? ctx.group_y() : ctx.group_x();
+    const uint token = pair / c.top_k, cols = c.gate.format.cols;
+    if (number < c.bringing) return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, number, c.bringing);
+    const uint group = number - c.bringing;
     if (group == c.gate.rows / 32) {
         after_previous(ctx);
         if (pair % c.top_k != 0) return;
@@ -147,7 +148,7 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     if (c.routes && warp_chooses(c.route)) {
         // One warp for all.
         if (ctx.warp() == 0) {
-            of = expert_of(ctx, c, b, r, t);
+            of = expert_of(ctx, c, b, r, t, pair);
             if (ctx.lane() == 0) {
                 r.chosen[0] = of.expert;
                 r.chosen[1] = of.slot;
@@ -157,7 +158,7 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
         of.expert = r.chosen[0];
         of.slot = r.chosen[1];
     } else {
-        of = expert_of(ctx, c, b, r, t);
+        of = expert_of(ctx, c, b, r, t, pair);
     }
     if (of.slot == ABSENT) return;
     if (c.weighs) factor *= b.weights[pair];
@@ -193,6 +194,8 @@ struct DownConstants {
     uint weighs;
     // Whether the outputs of pairs of absent experts are there, in `handed`.
     uint hands;
+    // Whether tokens or pairs count fastest in the grid.
+    uint beside;
 };
 
 struct DownBuffers {
@@ -270,13 +273,15 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
 }
 
 // down · x of each pair, x (pairs, cols): summed over each token's pairs with the router's weights, + residual → out
-// (tokens, rows), or as it is → out (pairs, rows). A warp makes an output. Grid: (tokens or pairs, rows / warps).
+// (tokens, rows), or as it is → out (pairs, rows). A warp makes an output. Grid: (rows / warps, tokens or pairs), or
+// the other way round.
 template <uint D>
 DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
-    const uint row = ctx.group_y() * ctx.warps() + ctx.warp();
+    const uint own = c.beside ? ctx.group_x() : ctx.group_y(), block = c.beside ? ctx.group_y() : ctx.group_x();
+    const uint row = block * ctx.warps() + ctx.warp();
     if (row >= c.part.rows) return;
-    const uint count = c.fused ? c.top_k : 1, first = ctx.group_x() * count;
-    const ulong at = (ulong)ctx.group_x() * c.part.rows + row;
+    const uint count = c.fused ? c.top_k : 1, first = own * count;
+    const ulong at = (ulong)own * c.part.rows + row;
     const float residual = c.fused && c.has_residual ? (float)b.residual[at] : 0.0f;
     // Half a warp has enough lanes for a short row.
     Total total;

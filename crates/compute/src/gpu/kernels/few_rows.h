@@ -56,7 +56,7 @@ struct OwnPart {
 };
 
 DEVICE OwnPart own_part(CTX, const ProductsConstants c, const ProductBuffers b) {
-    OwnPart own = {c.parts[0], b.out0, ctx.group_y()};
+    OwnPart own = {c.parts[0], b.out0, ctx.group_x()};
     if (own.group < own.part.groups) return own;
     own.group -= own.part.groups;
     own.part = c.parts[1];
@@ -88,7 +88,7 @@ template <uint D, uint N, uint P, uint S>
 DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
                          const ProductMemory m) {
     const ProductPart part = own.part;
-    const uint token = ctx.group_x(), cols = part.format.cols;
+    const uint token = ctx.group_y(), cols = part.format.cols;
     const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
     const uint end = begin + part.span < part.rows ? begin + part.span : part.rows;
     Raws<N, P> raws[S];
@@ -138,8 +138,7 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
 
 #ifndef WITHOUT_KERNELS
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
-// weights of one width: a warp makes `span` outputs of one token. Tokens of a group's rows run beside each other, so that weights
-// come from memory once. Grid: (tokens, groups of all parts).
+// weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
 #define PRODUCTS(name, ...)                                                                    \
     KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x), \
                  (const float, residual), (float, out0), (float, out1), (float, out2)) {       \

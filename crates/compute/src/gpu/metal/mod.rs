@@ -204,7 +204,7 @@ impl Metal {
                     // What comes before an encoder has ended when the GPU reads the grids of its dispatches.
                     encoder.endEncoding();
                     encoder = start()?;
-                } else if index > 0 && dispatch.order == Order::After {
+                } else if index > 0 && dispatch.order != Order::Beside {
                     encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
                 }
                 outcome = self.encode(&encoder, prepared);

@@ -67,11 +67,11 @@ DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, c
 
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens,
 // rows). A warp makes an output. `rows` holds top_k · warps rows, then the activations of top_k pairs, words and scales. Grid:
-// (tokens, rows / warps).
+// (rows / warps, tokens).
 template <uint D>
 DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, const float* logits, uchar* rows,
                         ulong* bar) {
-    const uint first_row = ctx.group_y() * ctx.warps(), row = first_row + ctx.warp(), token = ctx.group_x();
+    const uint first_row = ctx.group_x() * ctx.warps(), row = first_row + ctx.warp(), token = ctx.group_y();
     const uint bytes = ctx.warps() * c.part.format.strides[0];
     if (ctx.thread() == 0) expect_copies(bar, c.top_k);
     barrier(ctx);
@@ -105,7 +105,7 @@ DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, cons
                        const ProductMemory& m, uchar* mine, ulong* bars) {
     constexpr uint N = 2, LANES = 32 / N;
     const ProductPart& part = own.part;
-    const uint token = ctx.group_x(), cols = part.format.cols, stride = part.format.strides[0];
+    const uint token = ctx.group_y(), cols = part.format.cols, stride = part.format.strides[0];
     const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
     const uint end = begin + part.span < part.rows ? begin + part.span : part.rows;
     ulong* const bar = bars + ctx.warp();

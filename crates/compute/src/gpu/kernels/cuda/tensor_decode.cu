@@ -208,8 +208,7 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     const uint begin = oldest + split * part, end = begin + part < held + 1 ? begin + part : held + 1;
     const uint in_cache = end < held ? end : held;
     const bool newest = begin <= held && held < end;
-    // What is in the cache has been there since before this token, unless it is of a row before.
-    if (!c.appends) after_previous(ctx);
+    // What is in the cache has been there since before this token, or since a dispatch that has ended.
     uint first = c.attends ? begin + warp * TILE_KEYS : end;
     const uint step = ctx.warps() * TILE_KEYS;
     Tile<DIM> tile = load_tile<DIM>(ctx, c, b, at, kv_head, first, in_cache);

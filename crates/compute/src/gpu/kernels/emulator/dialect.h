@@ -68,6 +68,7 @@ W load(Pointer<T> p, uint offset) {
 } // namespace emulator
 
 #define DEVICE static inline
+#define SELDOM static inline
 #define CONSTANT static constexpr
 #define GPTR(T) emulator::Pointer<T>
 #define SPTR(T) emulator::Pointer<T>

@@ -9,6 +9,7 @@
 using namespace metal;
 
 #define DEVICE static inline
+#define SELDOM static inline
 #define CONSTANT static constant constexpr
 template <class T>
 using device_pointer = device T*;

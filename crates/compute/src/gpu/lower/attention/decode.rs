@@ -3,7 +3,7 @@
 
 use super::attend::floats;
 use crate::gpu::arguments::DecodeConstants;
-use crate::gpu::device::Slice;
+use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::kernels::TENSOR_DECODE_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::gpu::memory::Band;
@@ -152,8 +152,10 @@ impl Lowering<'_> {
         };
         let rows = band.rows.len();
         let launch = Launch { unit, kernel: name, buffers: &buffers, constants: &constants };
+        // Keys of rows before are read as soon as those of the cache.
+        let order = if task == Task::Attend { Order::AfterEnd } else { Order::After };
         let dispatch = launch.over([kv_heads * chunks, splits, rows], THREADS);
-        self.run.push(dispatch);
+        self.run.push(Dispatch { order, ..dispatch });
         if splits > 1 {
             self.combine([parts, stats, out], rows * heads, splits, head_dim);
         }

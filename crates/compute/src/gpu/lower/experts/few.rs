@@ -195,7 +195,7 @@ impl Lowering<'_> {
             fetches,
             host,
         ];
-        let routes = choice.is_some();
+        let (routes, beside) = (choice.is_some(), self.rows > 1);
         let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
         let constants = &GateUpConstants {
             gate: gate.part,
@@ -208,12 +208,13 @@ impl Lowering<'_> {
             has_bias: e.biases.is_some(),
             early: self.known_early(e.x),
             weighs: e.mlp.weighted == Weighted::Input,
+            beside,
             bringing,
             brought: rest.map(|rest| rest.rest).unwrap_or_default(),
         };
         let groups = bringing + gate.matrix.rows / SCALED_COLUMNS + usize::from(routes);
         Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
-            .over([pairs, groups, 1], THREADS)
+            .over(if beside { [pairs, groups, 1] } else { [groups, pairs, 1] }, THREADS)
     }
 
     /// Where outputs go, summed or not, and how many rows there are.
@@ -243,7 +244,7 @@ impl Lowering<'_> {
             route: RouteConstants::new(&choice.route, false),
         };
         let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
-        Some(Dispatch { shared: taken as u32, ..launch.over([count, down.matrix.rows / WARPS, 1], THREADS) })
+        Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
     }
 
     /// The same by the kernel that reads an expert once for all rows.
@@ -288,6 +289,7 @@ impl Lowering<'_> {
         let (bias, residual) = (e.biases.map_or(none, |b| b[2]), e.residual.unwrap_or(none));
         let (to, count) = self.destination(e, summed);
         let handed = if hands { e.outputs } else { none };
+        let (groups, beside) = (down.matrix.rows.div_ceil(WARPS), self.rows > 1);
         let buffers = [slots, table, ids, bytes.into(), scales.into(), weights, bias, residual, handed, to];
         let constants = &DownConstants {
             part: down.part,
@@ -297,8 +299,9 @@ impl Lowering<'_> {
             has_residual: e.residual.is_some(),
             weighs: e.mlp.weighted != Weighted::Input,
             hands,
+            beside,
         };
         Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants }
-            .over([count, down.matrix.rows.div_ceil(WARPS), 1], THREADS)
+            .over(if beside { [count, groups, 1] } else { [groups, count, 1] }, THREADS)
     }
 }

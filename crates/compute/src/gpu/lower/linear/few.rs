@@ -184,7 +184,7 @@ impl Lowering<'_> {
             None => ("few_rows", "products", name, 0),
         };
         let launch = Launch { unit, kernel, buffers: &buffers, constants };
-        let dispatch = named(launch.over([self.rows, groups, 1], THREADS), name);
+        let dispatch = named(launch.over([groups, self.rows, 1], THREADS), name);
         self.run.push(Dispatch { shared, ..dispatch });
     }
 }
