@@ -347,7 +347,8 @@ fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
 /// Bytes of a weight as f32, if it is unpacked for products of many rows that round nothing; not of what would be large.
 pub(crate) fn unpacked_bytes(matrix: MatrixSpec, precision: Precision) -> Option<usize> {
     let unpacks = precision == Precision::F32 && matrix.dtype != DType::F32;
-    unpacks.then_some(matrix.rows * matrix.cols * 4).filter(|bytes| *bytes <= MOST_UNPACKED)
+    let bytes = matrix.rows.saturating_mul(matrix.cols).saturating_mul(size_of::<f32>());
+    (unpacks && bytes <= MOST_UNPACKED).then_some(bytes)
 }
 
 /// Bytes of rows as f16, filled up as kernels for matrix units take them.
