@@ -5,6 +5,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use moeflux_compute::DType;
 
+use super::low_bit::low_bit;
 use crate::sampler::random::Random;
 
 /// Columns at the start of a row that can be made constant: whole sub-blocks of every encoding.
@@ -44,6 +45,9 @@ impl Filler {
             (DType::Q4_K, _) => self.q4_k(random, out),
             (DType::Q5_K, _) => self.q5_k(random, out),
             (DType::Q6_K, _) => self.q6_k(random, out),
+            (dtype, _) if low_bit(dtype).is_some() => {
+                low_bit(dtype).expect("one of few bits").fill(self.std, random, out);
+            }
             (DType::Affine { bits, .. }, 0) => self.affine_quants(bits, random, out),
             (DType::Affine { bits, .. }, _) => self.affine_scales(bits, plane == 2, random, out),
             (dtype, _) => {
@@ -238,7 +242,7 @@ fn constant_sub_blocks(head: &mut [u8]) {
     }
 }
 
-fn fill_bytes(random: &mut Random, out: &mut [u8]) {
+pub(super) fn fill_bytes(random: &mut Random, out: &mut [u8]) {
     let (words, rest) = out.as_chunks_mut::<8>();
     words.iter_mut().for_each(|word| *word = random.next().to_le_bytes());
     let last = random.next().to_le_bytes();
@@ -257,6 +261,7 @@ mod tests {
     use moeflux_compute::quant::dequantize;
     use moeflux_compute::{Half, TensorView};
 
+    use super::super::low_bit::LOW_BIT;
     use super::*;
 
     const AFFINE: [DType; 2] = [
@@ -288,7 +293,8 @@ mod tests {
 
     #[test]
     fn values_have_the_standard_deviation_asked_for() {
-        for dtype in ENCODINGS.into_iter().chain(AFFINE).chain([DType::MXFP4]) {
+        let low = LOW_BIT.iter().map(|low| low.dtype);
+        for dtype in ENCODINGS.into_iter().chain(AFFINE).chain([DType::MXFP4]).chain(low) {
             for std in [1.0, 0.02, 0.003] {
                 let values = values(Filler { dtype, cols: 1024, std, constant: false }, 256);
                 let n = values.len() as f64;

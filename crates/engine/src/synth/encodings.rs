@@ -2,6 +2,7 @@
 
 use moeflux_compute::{DType, Half};
 
+use super::low_bit::{LowBit, low_bit};
 use super::shapes::Parsed;
 use crate::checkpoint::Format;
 use crate::models::{Layout, OutlinedWeight};
@@ -18,6 +19,22 @@ pub enum Encoding {
     F16,
     /// GGUF with experts in MXFP4, else Q8_0.
     Mxfp4,
+    /// GGUF with experts in IQ4_XS, else llama.cpp's Q4_K_M mix.
+    Iq4Xs,
+    /// GGUF with experts in Q3_K, else llama.cpp's Q4_K_M mix.
+    Q3K,
+    /// GGUF with experts in IQ3_S, else llama.cpp's Q4_K_M mix.
+    Iq3S,
+    /// GGUF with experts in IQ3_XXS, else llama.cpp's Q4_K_M mix.
+    Iq3Xxs,
+    /// GGUF with experts in Q2_K, else llama.cpp's Q4_K_M mix.
+    Q2K,
+    /// GGUF with experts in IQ2_S, else llama.cpp's Q4_K_M mix.
+    Iq2S,
+    /// GGUF with experts in IQ2_XXS, else llama.cpp's Q4_K_M mix.
+    Iq2Xxs,
+    /// GGUF with experts in IQ1_S, else llama.cpp's Q4_K_M mix.
+    Iq1S,
     /// MLX, 4 bits in groups of 64.
     Mlx4Bit,
     /// MLX, 8 bits in groups of 64.
@@ -26,7 +43,22 @@ pub enum Encoding {
 
 impl Encoding {
     /// Every encoding; a format's first one is its usual one.
-    pub const ALL: &[Self] = &[Self::Q4KM, Self::Q8_0, Self::F16, Self::Mxfp4, Self::Mlx4Bit, Self::Mlx8Bit];
+    pub const ALL: &[Self] = &[
+        Self::Q4KM,
+        Self::Q8_0,
+        Self::F16,
+        Self::Mxfp4,
+        Self::Iq4Xs,
+        Self::Q3K,
+        Self::Iq3S,
+        Self::Iq3Xxs,
+        Self::Q2K,
+        Self::Iq2S,
+        Self::Iq2Xxs,
+        Self::Iq1S,
+        Self::Mlx4Bit,
+        Self::Mlx8Bit,
+    ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
@@ -37,14 +69,37 @@ impl Encoding {
             Self::Mxfp4 => "mxfp4",
             Self::Mlx4Bit => "4bit",
             Self::Mlx8Bit => "8bit",
+            Self::Iq4Xs => "iq4_xs",
+            Self::Q3K => "q3_k",
+            Self::Iq3S => "iq3_s",
+            Self::Iq3Xxs => "iq3_xxs",
+            Self::Q2K => "q2_k",
+            Self::Iq2S => "iq2_s",
+            Self::Iq2Xxs => "iq2_xxs",
+            Self::Iq1S => "iq1_s",
         }
+    }
+
+    /// What its experts are in, if that is an encoding of few bits.
+    fn low_bit(self) -> Option<&'static LowBit> {
+        low_bit(match self {
+            Self::Iq4Xs => DType::IQ4_XS,
+            Self::Q3K => DType::Q3_K,
+            Self::Iq3S => DType::IQ3_S,
+            Self::Iq3Xxs => DType::IQ3_XXS,
+            Self::Q2K => DType::Q2_K,
+            Self::Iq2S => DType::IQ2_S,
+            Self::Iq2Xxs => DType::IQ2_XXS,
+            Self::Iq1S => DType::IQ1_S,
+            Self::Q4KM | Self::Q8_0 | Self::F16 | Self::Mxfp4 | Self::Mlx4Bit | Self::Mlx8Bit => return None,
+        })
     }
 
     /// The format that has this encoding.
     pub fn format(self) -> Format {
         match self {
-            Self::Q4KM | Self::Q8_0 | Self::F16 | Self::Mxfp4 => Format::Gguf,
             Self::Mlx4Bit | Self::Mlx8Bit => Format::Mlx,
+            _ => Format::Gguf,
         }
     }
 
@@ -81,7 +136,7 @@ impl Encoding {
             Self::Q4KM => 15,
             Self::Q8_0 => 7,
             Self::Mxfp4 => 38,
-            _ => 1,
+            _ => self.low_bit().map_or(1, |low| low.file_type),
         }
     }
 }
@@ -119,15 +174,18 @@ impl Coding {
         if weight.shape.len() == 1 || !is_weight || unquantised.iter().any(|part| name.contains(part)) {
             return DType::F32;
         }
-        let wanted = match self.encoding {
-            Encoding::Mxfp4 if name.contains("_exps.") => DType::MXFP4,
-            Encoding::Q8_0 | Encoding::Mxfp4 => DType::Q8_0,
-            Encoding::Q4KM => self.q4_k_m(name, weight.layer()),
+        let experts = name.contains("_exps.");
+        let wanted = match (self.encoding, self.encoding.low_bit()) {
+            (_, Some(low)) if experts => low.dtype,
+            (Encoding::Mxfp4, _) if experts => DType::MXFP4,
+            (Encoding::Q8_0 | Encoding::Mxfp4, _) => DType::Q8_0,
+            (Encoding::Q4KM, _) | (_, Some(_)) => self.q4_k_m(name, weight.layer()),
             _ => DType::F16,
         };
         // Where rows are no whole blocks.
         let fits = |dtype: &DType| dtype.row_bytes(0, weight.shape[weight.shape.len() - 1]).is_ok();
-        let second = if wanted == DType::Q4_K { DType::Q5_0 } else { DType::Q8_0 };
+        let small = wanted == DType::Q4_K || low_bit(wanted).is_some();
+        let second = if small { DType::Q5_0 } else { DType::Q8_0 };
         [wanted, second].into_iter().find(fits).unwrap_or(DType::F16)
     }
 

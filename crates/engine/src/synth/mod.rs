@@ -12,6 +12,7 @@ pub(crate) mod blocks;
 mod encodings;
 mod gguf;
 mod image;
+mod low_bit;
 mod mlx;
 mod pieces;
 mod shapes;
