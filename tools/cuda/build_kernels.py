@@ -91,8 +91,8 @@ def units() -> list[Unit]:
     rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+, +\w+, +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
     wide = [Unit(f"wide_{name}", "cuda/wide.cu", name) for name, tensor in tensors if tensor == "yes"]
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
-    panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, few in rows if few == "bytes"]
-    panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, few in rows if few == "bytes"]
+    panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, tensor in tensors if tensor == "yes"]
+    panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, tensor in tensors if tensor == "yes"]
     streamed = re.findall(r"^struct Columns256<(\w+)>", (KERNELS / "cuda/expert_panels.cu").read_text(), re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
     others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "warpgroup_attention"]
@@ -124,10 +124,21 @@ def essence(text: str) -> str:
                      for line in code.strip().split("\n"))
 
 
+def compiled_from(file: str, encoding: str | None) -> str:
+    """A file as a unit depends on it: not on columns of the encodings' table that only say which units there are, nor on how
+    other encodings than the unit's are unpacked."""
+    text = (KERNELS / file).read_text()
+    if encoding:
+        unpackers = re.compile(r"^template <>\nstruct Encoding<(\w+)> \{\n.*?^\};\n", re.M | re.S)
+        text = unpackers.sub(lambda found: found.group() if found.group(1) == encoding.upper() else "", text)
+    text = essence(text)
+    return re.sub(r"\bX\((\w+(?:, \w+){4}), \w+, \w+\)", r"X(\1)", text) if file.endswith("encodings.h") else text
+
+
 def fingerprint(unit: Unit) -> str:
     """Of what a unit is compiled from, so that a test without a compiler can tell that archives are of the sources:
     64-bit FNV-1a."""
-    parts = [f"{file}\n{essence((KERNELS / file).read_text())}\n" for file in included(unit.file, [])]
+    parts = [f"{file}\n{compiled_from(file, unit.encoding)}\n" for file in included(unit.file, [])]
     value = 0xCBF29CE484222325
     for byte in "".join([unit.name, "\n", *parts]).encode():
         value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
