@@ -445,6 +445,18 @@ arguments! {
     /// Of `collect`.
     CollectConstants { width: usize, desk_outputs: usize }
 
+    ["floats.h" FloatGateUpConstants]
+    /// Of `float_gate_up`.
+    FloatGateUpConstants {
+        gate: PartConstants,
+        up: PartConstants,
+        norm: NormConstants,
+        share: usize,
+        activation: ActivationConstants,
+        has_bias: bool,
+        weighs: bool,
+    }
+
     ["few_experts.h" GateUpConstants]
     /// Of `gate_up8_…`.
     GateUpConstants {

@@ -93,6 +93,11 @@ fn rows(dtype: DType) -> impl Iterator<Item = &'static Encoding> {
     names.filter_map(|name| TABLE.iter().find(|row| row.name == name))
 }
 
+/// The end of the names of the kernels that every encoding has, if kernels can read it.
+pub(crate) fn common_name(dtype: DType) -> Option<&'static str> {
+    rows(dtype).next().map(|row| row.name)
+}
+
 /// The end of the kernels' names for an encoding, if there are such kernels.
 pub(crate) fn kernel_name(dtype: DType, path: FastPath) -> Option<&'static str> {
     rows(dtype).find(|row| row.paths.contains(&path)).map(|row| row.name)
@@ -125,6 +130,12 @@ pub(crate) fn kind(dtype: DType) -> Result<u32> {
             DType::MXFP8_Planes => of_scale(BlockScale::E8M0) | 1 << 28,
             _ => 0,
         })
+}
+
+/// Names of all encodings.
+#[cfg(test)]
+pub(crate) fn names_of_all() -> Vec<&'static str> {
+    TABLE.iter().map(|row| row.name).collect()
 }
 
 /// Names of all encodings that have a kind of kernels.
@@ -175,7 +186,8 @@ mod tests {
             (affine(4), FastPath::Tensor, Some("affine4")),
             (affine(4), FastPath::Simdgroup, Some("affine")),
             (affine(6), FastPath::Bytes, None),
-            (DType::IQ1_M, FastPath::Tensor, None),
+            (DType::IQ1_M, FastPath::Tensor, Some("iq1_m")),
+            (affine(6), FastPath::Tensor, None),
         ];
         for (dtype, path, expected) in cases {
             assert_eq!(kernel_name(dtype, path), expected, "{dtype} {path:?}");

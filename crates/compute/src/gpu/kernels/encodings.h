@@ -4,9 +4,10 @@
 // - name: ends the names of kernels for the encoding; NAME is its constant
 // - code: bits 0..8 of `Format.kind`; what more bits say is part of `Format.kind` too
 // - few: whether `few_rows.h` and `few_experts.h` multiply it with activations of eight `bytes`, or `few_rows.h` as `plain`
-//   floats; `no` leaves it to kernels that read any encoding. Those of `bytes` have pieces in `pieces.h`
+//   floats; `no` leaves it to `floats.h`, which has kernels for all. Those of `bytes` have pieces in `pieces.h`
 // - early: whether `cuda/early.cu` copies it ahead
-// - tensor: whether `cuda/gemm.cu` is compiled for it, with its unpacker of `cuda/unpack.h`
+// - tensor: whether products of many rows on tensor cores are compiled for it, with its unpacker of `cuda/unpack.h` or
+//   `cuda/unpack_low_bit.h`
 // - simdgroup: whether `metal/gemm.h` has kernels of its own for it
 // What its bytes mean is in `weights.h`.
 #pragma once
@@ -33,15 +34,15 @@
     X(q5_1,         Q5_1,         17,      no,    no,  yes, no) \
     X(iq4_nl,       IQ4_NL,       18,      no,    no,  yes, no) \
     X(iq4_xs,       IQ4_XS,       19,      no,    no,  yes, no) \
-    X(q2_k,         Q2_K,         7,       no,    no,  no,  no) \
-    X(q3_k,         Q3_K,         8,       no,    no,  no,  no) \
-    X(iq2_xxs,      IQ2_XXS,      20,      no,    no,  no,  no) \
-    X(iq2_xs,       IQ2_XS,       21,      no,    no,  no,  no) \
-    X(iq2_s,        IQ2_S,        22,      no,    no,  no,  no) \
-    X(iq3_xxs,      IQ3_XXS,      23,      no,    no,  no,  no) \
-    X(iq3_s,        IQ3_S,        24,      no,    no,  no,  no) \
-    X(iq1_s,        IQ1_S,        25,      no,    no,  no,  no) \
-    X(iq1_m,        IQ1_M,        26,      no,    no,  no,  no)
+    X(q2_k,         Q2_K,         7,       no,    no,  yes, no) \
+    X(q3_k,         Q3_K,         8,       no,    no,  yes, no) \
+    X(iq2_xxs,      IQ2_XXS,      20,      no,    no,  yes, no) \
+    X(iq2_xs,       IQ2_XS,       21,      no,    no,  yes, no) \
+    X(iq2_s,        IQ2_S,        22,      no,    no,  yes, no) \
+    X(iq3_xxs,      IQ3_XXS,      23,      no,    no,  yes, no) \
+    X(iq3_s,        IQ3_S,        24,      no,    no,  yes, no) \
+    X(iq1_s,        IQ1_S,        25,      no,    no,  yes, no) \
+    X(iq1_m,        IQ1_M,        26,      no,    no,  yes,  no)
 // clang-format on
 
 // What follows, if a column says so.

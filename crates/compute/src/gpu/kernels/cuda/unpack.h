@@ -404,7 +404,7 @@ struct Encoding<MXFP4_PLANES> {
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
         raw.e = __ldg(row.plane[1] + k / 32 + h);
-        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+        load_16(raw.qs, row.plane[0] + k / 2 + 16 * h);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
         u32 scale = e8m0(raw.e);
@@ -436,7 +436,7 @@ struct Encoding<NVFP4> {
         float factor;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
-        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+        load_16(raw.qs, row.plane[0] + k / 2 + 16 * h);
         raw.scales = load_u16(row.plane[1] + k / 16 + 2 * h);
         const float scale = __ldg((const float*)row.plane[2]);
         raw.factor = kind >> 24 & 1 ? 1.0f / scale : scale;
@@ -459,8 +459,12 @@ struct Encoding<NVFP4> {
 };
 
 struct FloatRaw {
-    u32 words[16];
+    u32 words[4][4];
 };
+DEVICE void load_floats(FloatRaw& raw, const u8* from) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) load_16(raw.words[i], from + 16 * i);
+}
 
 template <>
 struct Encoding<F16> {
@@ -468,13 +472,13 @@ struct Encoding<F16> {
     static const bool IS_LARGE = true;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
-        load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
+        load_floats(raw, row.plane[0] + 2 * (k + 32 * h));
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            out.a[i] = raw.words[i];
-            out.b[i] = raw.words[8 + i];
+            out.a[i] = raw.words[i / 4][i % 4];
+            out.b[i] = raw.words[2 + i / 4][i % 4];
         }
     }
 };
@@ -486,14 +490,14 @@ struct Encoding<BF16> {
     static const bool IS_LARGE = true;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
-        load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
+        load_floats(raw, row.plane[0] + 2 * (k + 32 * h));
     }
     static DEVICE u32 half_pair(u32 w) { return h2_of(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000)); }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            out.a[i] = half_pair(raw.words[i]);
-            out.b[i] = half_pair(raw.words[8 + i]);
+            out.a[i] = half_pair(raw.words[i / 4][i % 4]);
+            out.b[i] = half_pair(raw.words[2 + i / 4][i % 4]);
         }
     }
 };
@@ -530,7 +534,7 @@ struct Encoding<AFFINE4> {
         AffineScale s;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
-        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+        load_16(raw.qs, row.plane[0] + k / 2 + 16 * h);
         raw.s = affine_scale(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
@@ -554,18 +558,19 @@ struct Encoding<AFFINE8> {
     static const bool SPLIT = false;
     static const bool IS_LARGE = true;
     struct Raw {
-        u32 qs[8];
+        u32 qs[2][4];
         AffineScale s;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
-        load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
+        load_16(raw.qs[0], row.plane[0] + k + 32 * h);
+        load_16(raw.qs[1], row.plane[0] + k + 32 * h + 16);
         raw.s = affine_scale(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
         u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            u32 q = (i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2])) | H1024;
+            u32 q = (i & 1 ? bytes_23(raw.qs[i / 8][i / 2 % 4]) : bytes_01(raw.qs[i / 8][i / 2 % 4])) | H1024;
             u32 value = h2_fma(h2_sub(q, raw.s.less), scale, bias);
             if (i < 8) out.a[i] = value;
             else out.b[i - 8] = value;
@@ -579,12 +584,13 @@ struct Encoding<FP8> {
     static const bool SPLIT = false;
     static const bool IS_LARGE = true;
     struct Raw {
-        u32 qs[8];
+        u32 qs[2][4];
         float scale;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         u32 block = kind >> 28 & 1 ? k / 32 + h : kind >> 26 & 3 ? 0 : (k + 32 * h) / 128;
-        load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
+        load_16(raw.qs[0], row.plane[0] + k + 32 * h);
+        load_16(raw.qs[1], row.plane[0] + k + 32 * h + 16);
         raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
                   : kind >> 25 & 1 ? __uint_as_float((u32)__ldg(row.plane[1] + block) << 23)
                                    : __ldg((const float*)row.plane[1] + block);
@@ -594,7 +600,7 @@ struct Encoding<FP8> {
         u32 scale = h2_splat(raw.scale);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            u32 q = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 q = i & 1 ? bytes_23(raw.qs[i / 8][i / 2 % 4]) : bytes_01(raw.qs[i / 8][i / 2 % 4]);
             u32 value = ((q & 0x00800080) << 8) | ((q & 0x007f007f) << 7);
             value = h2_mul(h2_mul(value, 0x5c005c00 /* 256 */), scale);
             if (i < 8) out.a[i] = value;
@@ -602,3 +608,5 @@ struct Encoding<FP8> {
         }
     }
 };
+
+#include "unpack_low_bit.h"

@@ -2,6 +2,7 @@
 
 mod batch;
 mod few;
+mod floats;
 mod panels;
 mod place;
 mod ring;
@@ -155,6 +156,8 @@ impl Lowering<'_> {
         } else if let Some(body) = known.then(|| self.wide_experts(&on_tensor_cores)).flatten() {
             body
         } else if let Some(body) = known.then(|| self.tensor_experts(&on_tensor_cores)).flatten() {
+            body
+        } else if let Some(body) = self.float_experts(&few) {
             body
         } else {
             self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp)

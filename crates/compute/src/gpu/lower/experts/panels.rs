@@ -5,20 +5,26 @@ use crate::gpu::arguments::{
     ActivationConstants, TensorDownConstants, TensorGateUpConstants, TensorSortConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::PANELS_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, named};
 use crate::gpu::lower::panels::{BlockRows, GROUP_WARPS, PANEL, PANEL_SHARED, THREADS};
 use crate::gpu::memory::{
-    MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
+    MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, SCALED_COLUMNS, most_panel_tiles, most_places,
 };
-use crate::graph::Weighted;
+use crate::graph::{MatrixSpec, Weighted};
 
 impl Lowering<'_> {
     /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
     pub(super) fn panel_experts(&mut self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
         let scratch = self.panel_scratch()?;
-        let [gate_name, down_name] = self.few_encodings(e.set)?;
-        let [gate, up, _] = e.parts;
+        let [gate, up, down] = e.parts;
+        let name = |matrix: MatrixSpec| kernel_name(matrix.dtype, FastPath::Tensor);
+        let gate_name = name(gate.matrix).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
+        let down_name = name(down.matrix)?;
+        if [gate, down].iter().any(|part| !part.matrix.cols.is_multiple_of(SCALED_COLUMNS)) {
+            return None;
+        }
         let experts = self.graph.expert_sets()[e.set.0].experts;
         if experts > MOST_TILED_EXPERTS {
             return None;

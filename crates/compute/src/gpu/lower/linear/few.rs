@@ -43,11 +43,19 @@ fn unit(at: Slice) -> u32 {
 }
 
 impl Lowering<'_> {
-    /// Whether a product is one of 8-bit activations, or of plain floats.
+    /// Whether a product is one of 8-bit activations or of panels, or one of plain floats.
     fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
         let matrix = self.weight(weight).matrix;
         if precision == Precision::Fast && self.takes_bytes(matrix.dtype, matrix.cols).is_some() {
             return Some(true);
+        }
+        // Panels unpack any encoding; small ones of plain floats are better multiplied as they are.
+        if precision == Precision::Fast && self.panel_scratch().is_some() {
+            let small = matrix.rows <= FEW_PLAIN_ROWS && kernel_name(matrix.dtype, FastPath::Plain).is_some();
+            let fits = matrix.cols.is_multiple_of(SCALED_COLUMNS) && !small;
+            if fits && kernel_name(matrix.dtype, FastPath::Tensor).is_some() {
+                return Some(true);
+            }
         }
         // In a batch, weights of many rows are better multiplied as f16 if they may be.
         let few = matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast || self.rows <= FEW_ROWS;
@@ -64,7 +72,8 @@ impl Lowering<'_> {
             }
             Step::MoeExperts { x, experts, residual, mlp, .. } => {
                 let reads = x == out && residual != Some(out) && mlp.identities == 0;
-                reads && self.few_encodings(experts).is_some()
+                let few = self.few_encodings(experts).or_else(|| self.float_encodings(experts));
+                reads && few.is_some()
             }
             _ => false,
         };

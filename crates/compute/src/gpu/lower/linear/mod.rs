@@ -15,13 +15,18 @@ pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
 pub(super) use self::joint::MOST_JOINT_ROWS;
 pub(super) use self::wide::width;
 
-use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS};
+use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS, named};
 use crate::gpu::arguments::LinearConstants;
 use crate::gpu::device::{Dispatch, Order};
+use crate::gpu::encodings::common_name;
 use crate::gpu::memory::{FEW_ROWS, TILE};
 
 /// Outputs that a group makes one of each: warps alone would be too few.
 const GROUP_ROWS: usize = 512;
+/// As `ROWS` of `kernels/floats.h`: outputs of a warp.
+pub(super) const FLOAT_ROWS: usize = 2;
+/// Columns that a lane of these kernels reads at once.
+const FLOAT_COLUMNS: usize = 8;
 
 impl Lowering<'_> {
     /// Queues a product; `before` are those that the last steps were.
@@ -64,9 +69,13 @@ impl Lowering<'_> {
         let [a, b, c] = w.planes;
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [a, b, c, self.value(p.x), self.optional(p.bias), residual, self.value(p.out)];
+        let fits = w.matrix.cols.is_multiple_of(FLOAT_COLUMNS);
         if self.rows <= FEW_ROWS && rows <= GROUP_ROWS {
             Launch { unit: "linear", kernel: "matvec_group_any", buffers: &buffers, constants }
                 .over([rows, self.rows, 1], THREADS)
+        } else if let Some(name) = common_name(w.matrix.dtype).filter(|_| self.rows <= FEW_ROWS && fits) {
+            let launch = Launch { unit: "floats", kernel: "float_linear", buffers: &buffers, constants };
+            named(launch.over([self.rows, rows.div_ceil(FLOAT_ROWS * WARPS), 1], THREADS), name)
         } else if self.rows <= FEW_ROWS {
             Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)

@@ -4,8 +4,8 @@ use super::few::{MOST_PARTS, NONE};
 use crate::DType;
 use crate::gpu::arguments::{PanelProductsConstants, ProductPart};
 use crate::gpu::device::{Dispatch, Order};
+use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::PRODUCTS_UNIT;
-use crate::gpu::lower::bytes::encoding;
 use crate::gpu::lower::context::{Launch, Lowering, Product, named};
 use crate::gpu::lower::panels::PANEL;
 use crate::gpu::memory::PanelScratch;
@@ -55,10 +55,12 @@ struct Work {
 }
 
 fn is_large(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::Q5_K | DType::Q6_K | DType::Q8_0 | DType::Affine { bits: 8, .. } | DType::Int { bits: 8, .. }
-    )
+    match dtype {
+        DType::F16 | DType::BF16 | DType::Q3_K | DType::Q5_K | DType::Q6_K | DType::Q8_0 => true,
+        DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => true,
+        DType::Affine { bits: 8, .. } | DType::Int { bits: 8, .. } => true,
+        _ => false,
+    }
 }
 
 impl Work {
@@ -162,8 +164,10 @@ impl Lowering<'_> {
     pub(super) fn panel_products(&mut self, waiting: &[Product], scratch: PanelScratch) {
         let blocks = self.enter_blocks(scratch, waiting[0].x);
         self.run.extend(blocks);
-        let name =
-            |p: &Product| encoding(self.weight(p.weight).matrix.dtype).expect("weights that take bytes");
+        let name = |p: &Product| {
+            kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Tensor)
+                .expect("weights for tensor cores")
+        };
         let mut list: Vec<(bool, Dispatch)> = vec![];
         for (i, own) in waiting.iter().map(name).enumerate() {
             if waiting[..i].iter().any(|p| name(p) == own) {

@@ -1,0 +1,164 @@
+// Products of few rows with weights that are unpacked to floats, of encodings that have no pieces to multiply with activations
+// of eight bits: linear layers and routed experts. Activations are not rounded.
+#include "activations.h"
+#include "columns8.h"
+#include "tiles.h"
+
+// Outputs of a warp of a linear layer; of experts' down projections twice as many.
+CONSTANT uint ROWS = 2;
+
+// A lane's shares of the products of N rows with x, and of its squares if there is a norm.
+template <uint N>
+struct FloatDots {
+    Sums<N> sums;
+    float squares;
+};
+
+// Of x ⊙ norm if there is one; columns are a multiple of 8.
+template <uint D, uint N>
+DEVICE FloatDots<N> float_dots(CTX, const Format f, const Rows<N> rows, GPTR(const float) x, bool has_norm,
+                               GPTR(const float) norm) {
+    FloatDots<N> dots;
+    dots.squares = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) dots.sums.v[n] = 0.0f;
+    // What Q3_K needs of four rows takes all registers.
+    constexpr uint AHEAD = D == Q3_K ? 1 : 2;
+#pragma unroll AHEAD
+    for (uint i = ctx.lane(); i < f.cols / 8; i += 32) {
+        Float8 a = floats8(x, i);
+        if (has_norm) {
+            const Float8 weight = floats8(norm, i);
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) {
+                dots.squares = fma_of(a.v[j], a.v[j], dots.squares);
+                a.v[j] = product_of(a.v[j], weight.v[j]);
+            }
+        }
+#pragma unroll
+        for (uint n = 0; n < N; ++n) {
+            const Float8 w = columns8<D>(f, rows.row[n], i);
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) dots.sums.v[n] = fma_of(w.v[j], a.v[j], dots.sums.v[n]);
+        }
+    }
+    return dots;
+}
+
+// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows): a warp makes ROWS outputs of one token.
+// Grid: (tokens, rows / ROWS / warps of a group).
+template <uint D>
+DEVICE void float_linear(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
+                         GPTR(const float) residual, GPTR(float) out) {
+    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, token = ctx.group_x();
+    if (first >= c.rows) return;
+    Rows<ROWS> rows;
+#pragma unroll
+    for (uint n = 0; n < ROWS; ++n) {
+        const uint row = first + n < c.rows ? first + n : first;
+        rows.row[n] = row_of(weight.plane0, weight.plane1, weight.plane2, c.weight, row);
+    }
+    const FloatDots<ROWS> dots = float_dots<D, ROWS>(ctx, c.weight, rows, x + (ulong)token * c.weight.cols, false, x);
+    float sum = team_sums<ROWS>(ctx, dots.sums, 32);
+    const uint row = first + ctx.lane() / (32 / ROWS);
+    if (ctx.lane() % (32 / ROWS) != 0 || row >= c.rows) return;
+    if (c.has_bias) sum += bias[row];
+    const ulong at = (ulong)token * c.rows + row;
+    if (c.has_residual) sum += residual[at];
+    out[at] = sum;
+}
+
+struct FloatGateUpConstants {
+    Part gate, up;
+    NormConstants norm;
+    // Pairs that share a row of x.
+    uint share;
+    Activation activation;
+    // Whether there are biases (experts, rows), and whether rows of x count as much as `weights` (pairs) says.
+    uint has_bias, weighs;
+};
+
+struct FloatGateUpBuffers {
+    GPTR(const uchar) slots;
+    GPTR(const float) x;
+    // Of the norm.
+    GPTR(const float) norm;
+    GPTR(const float) gate_bias;
+    GPTR(const float) up_bias;
+    GPTR(float) out;
+};
+
+// The products of gate and up of a pair with x, normalised if there is a norm, activated → out (pairs, inner): a warp makes ROWS
+// outputs; without a gate, of up alone. Grid: (pairs, inner / ROWS / warps of a group).
+template <uint D>
+DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBuffers b, uint slot, uint expert, uint pair,
+                          float weight) {
+    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, inner = c.up.rows, cols = c.up.format.cols;
+    const bool gates = c.activation.kind != SQUARED_RELU;
+    if (first >= inner) return;
+    // Of gate, then of up.
+    Rows<2 * ROWS> rows;
+#pragma unroll
+    for (uint n = 0; n < ROWS; ++n) {
+        const uint row = first + n < inner ? first + n : first;
+        rows.row[ROWS + n] = expert_row(b.slots, slot, c.up, row);
+        rows.row[n] = gates ? expert_row(b.slots, slot, c.gate, row) : rows.row[ROWS + n];
+    }
+    const GPTR(const float) x = b.x + (ulong)(pair / c.share) * cols;
+    const FloatDots<2 * ROWS> dots = float_dots<D, 2 * ROWS>(ctx, c.up.format, rows, x, c.norm.has_norm, b.norm);
+    const float squares = lane_sum(ctx, dots.squares);
+    const float factor = c.norm.has_norm ? inverse_sqrt(quotient(squares, (float)cols) + c.norm.eps) : 1.0f;
+    // Lanes of gate's first row, its second one, up's first, its second.
+    const float own = team_sums<2 * ROWS>(ctx, dots.sums, 32) * factor * weight;
+    const float up = lane_xor(ctx, own, 16u);
+    const uint n = ctx.lane() / (16 / ROWS), row = first + n;
+    if (ctx.lane() % (16 / ROWS) != 0 || n >= ROWS || row >= inner) return;
+    const uint at = expert * inner + row;
+    const float g = c.has_bias && gates ? own + b.gate_bias[at] : own, u = c.has_bias ? up + b.up_bias[at] : up;
+    b.out[(ulong)pair * inner + row] = activated(c.activation, gates ? g : u, u);
+}
+
+// A pair's expert's matrix · x → out (pairs, rows): a warp makes 2 · ROWS outputs.
+// Grid: (pairs, rows / (2 · ROWS) / warps of a group).
+template <uint D>
+DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, uint slot, uint expert, uint pair,
+                       GPTR(const float) x, GPTR(const float) bias, GPTR(float) out) {
+    constexpr uint N = 2 * ROWS;
+    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * N;
+    if (first >= c.part.rows) return;
+    Rows<N> rows;
+#pragma unroll
+    for (uint n = 0; n < N; ++n)
+        rows.row[n] = expert_row(slots, slot, c.part, first + n < c.part.rows ? first + n : first);
+    const GPTR(const float) from = x + (ulong)(pair / c.share) * c.part.format.cols;
+    const float sum = team_sums<N>(ctx, float_dots<D, N>(ctx, c.part.format, rows, from, false, from).sums, 32);
+    const uint row = first + ctx.lane() / (32 / N);
+    if (ctx.lane() % (32 / N) != 0 || row >= c.part.rows) return;
+    out[(ulong)pair * c.part.rows + row] = c.has_bias ? sum + bias[expert * c.part.rows + row] : sum;
+}
+
+#define FLOAT_LINEAR(name, D, ...)                                                                               \
+    KERNEL(float_linear_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), \
+           (const float, x), (const float, bias), (const float, residual), (float, out)) {                        \
+        const Row weight = {plane0, plane1, plane2, 0};                                                           \
+        float_linear<D>(ctx, c, weight, x, bias, residual, out);                                                  \
+    }
+#define FLOAT_GATE_UP(name, D, ...)                                                                               \
+    KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table), (const uint, ids), \
+           (const float, x), (const float, norm), (const float, weights), (const float, gate_bias),               \
+           (const float, up_bias), (float, out)) {                                                                \
+        const uint pair = ctx.group_x(), expert = ids[pair], slot = table[expert];                                \
+        if (slot == ABSENT) return;                                                                               \
+        const FloatGateUpBuffers b = {slots, x, norm, gate_bias, up_bias, out};                                   \
+        float_gate_up<D>(ctx, c, b, slot, expert, pair, c.weighs ? weights[pair] : 1.0f);                         \
+    }
+#define FLOAT_DOWN(name, D, ...)                                                                                  \
+    KERNEL(float_down_##name, ExpertConstants, (const uchar, slots), (const uint, table), (const uint, ids),      \
+           (const float, x), (const float, bias), (float, out)) {                                                 \
+        const uint pair = ctx.group_x(), expert = ids[pair], slot = table[expert];                                \
+        if (slot == ABSENT) return;                                                                               \
+        float_down<D>(ctx, c, slots, slot, expert, pair, x, bias, out);                                           \
+    }
+ENCODINGS(FLOAT_LINEAR)
+ENCODINGS(FLOAT_GATE_UP)
+ENCODINGS(FLOAT_DOWN)

@@ -1,0 +1,62 @@
+//! Lowering of routed experts of few rows to `kernels/floats.h`, which unpacks weights to floats and rounds no activations.
+
+use super::few::FewExperts;
+use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants};
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::encodings::common_name;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS, named};
+use crate::gpu::lower::linear::FLOAT_ROWS;
+use crate::gpu::memory::{ExpertMatrix, FEW_ROWS};
+use crate::graph::{ExpertSetId, Weighted};
+
+/// Columns that a lane reads at once.
+const COLUMNS: usize = 8;
+
+fn encoding(matrix: &ExpertMatrix) -> Option<&'static str> {
+    common_name(matrix.matrix.dtype).filter(|_| matrix.matrix.cols.is_multiple_of(COLUMNS))
+}
+
+impl Lowering<'_> {
+    /// The ends of the kernels' names for a set's experts of few rows, if these kernels compute them.
+    pub(in crate::gpu::lower) fn float_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        let [gate, up, down] = self.memory.experts.parts(set);
+        let fits = self.rows <= FEW_ROWS && gate.matrix.dtype == up.matrix.dtype;
+        Some([encoding(up).filter(|_| fits)?, encoding(down)?])
+    }
+
+    /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
+    pub(super) fn float_experts(&self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
+        let [gate, up, down] = e.parts;
+        let [first, second] = self.float_encodings(e.set)?;
+        let top_k = e.routing.top_k();
+        let pairs = self.rows * top_k;
+        let experts = &self.memory.experts;
+        let (slots, table) = (experts.slots(), experts.table(e.set, [self.rows, pairs]));
+        let [ids, weights] = self.routing(e.routing);
+        let none = self.input(0);
+        let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
+        let (has_bias, products) = (e.biases.is_some(), Slice::from(self.memory.scratch.experts.products));
+
+        let (x, norm) = self.entering(e.x);
+        let norm_weight = norm.map_or(none, |norm| self.vector(norm.weight));
+        let constants = &FloatGateUpConstants {
+            gate: gate.part,
+            up: up.part,
+            norm: norm.into(),
+            share: top_k,
+            activation: e.mlp.activation.into(),
+            has_bias,
+            weighs: e.mlp.weighted == Weighted::Input,
+        };
+        let buffers = [slots, table, ids, x, norm_weight, weights, gate_bias, up_bias, products];
+        let launch = Launch { unit: "floats", kernel: "float_gate_up", buffers: &buffers, constants };
+        let grid = [pairs, up.matrix.rows.div_ceil(FLOAT_ROWS * WARPS), 1];
+        let gate_up = named(launch.over(grid, THREADS), first);
+
+        let constants = &ExpertConstants { part: down.part, share: 1, has_bias, weighs: false };
+        let buffers = [slots, table, ids, products, down_bias, e.outputs];
+        let launch = Launch { unit: "floats", kernel: "float_down", buffers: &buffers, constants };
+        let grid = [pairs, down.matrix.rows.div_ceil(2 * FLOAT_ROWS * WARPS), 1];
+        Some(vec![gate_up, named(launch.over(grid, THREADS), second)])
+    }
+}
