@@ -79,16 +79,15 @@ fn reference_agrees_with_transformers() {
 fn every_instruction_set_agrees_with_transformers() {
     for level in SimdLevel::available() {
         let backend = CpuBackend::new(2, Some(level)).unwrap();
-        for fixture in all() {
+        for (turn, fixture) in all().into_iter().enumerate() {
             let golden = fixture.golden();
             let mut engine = open(&fixture.path, &backend, &f32_options());
             let whole = logits(&mut engine, &golden.tokens);
             check_f32(&fixture, &golden, &whole, &backend.describe());
             // Not only as close: a token's logits do not depend on the batch it comes in.
-            for count in [1, 7] {
-                let got = stepwise(&mut engine, &golden.tokens, count);
-                assert_eq!(support::bits(&got), support::bits(&whole), "{} by {count}", fixture.name);
-            }
+            let count = if turn % 3 == 0 { 1 } else { 7 };
+            let got = stepwise(&mut engine, &golden.tokens, count);
+            assert_eq!(support::bits(&got), support::bits(&whole), "{} by {count}", fixture.name);
             let options = Options { chunk: Some(7), ..f32_options() };
             let got = logits(&mut open(&fixture.path, &backend, &options), &golden.tokens);
             assert_eq!(support::bits(&got), support::bits(&whole), "{} in chunks of 7", fixture.name);

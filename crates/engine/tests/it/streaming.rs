@@ -81,7 +81,7 @@ fn check_stats(engine: &Engine, stats: Stats, what: &str) {
 
 #[test]
 fn no_cache_size_and_no_number_of_threads_changes_a_bit() {
-    for fixture in all() {
+    for (turn, fixture) in all().into_iter().enumerate() {
         let tokens = fixture.golden().tokens;
         for mode in MODES {
             let mut resident = open(&fixture.path, &BACKENDS[0], &options(mode));
@@ -92,7 +92,9 @@ fn no_cache_size_and_no_number_of_threads_changes_a_bit() {
             let total = resident.experts().store().total_bytes();
             assert!(stats.cache.bytes_read <= total, "{}: no expert is read twice", fixture.name);
 
-            for (i, slots) in slot_counts(&resident).into_iter().enumerate() {
+            // Half of them for each fixture: neighbours, which are of one family mostly, have the rest.
+            let counts = slot_counts(&resident).into_iter().enumerate();
+            for (i, slots) in counts.filter(|(i, _)| (i + turn).is_multiple_of(2)) {
                 let backend = &BACKENDS[i % 3];
                 let read_depth = if i % 2 == 0 { 4 } else { 1 };
                 let prefetch = [Prefetch::Always, Prefetch::Off, Prefetch::Auto][i % 3];

@@ -147,7 +147,10 @@ fn every_tensor_is_needed_as_it_is() {
                     let whole = file.tensors.clone();
                     for (i, tensor) in whole.iter().enumerate().filter(|(_, tensor)| is_sample(&tensor.name))
                     {
-                        for (damage, apply) in DAMAGES {
+                        // Each is left out, and damaged in two other ways: its neighbours in the rest.
+                        let chosen = |way: &usize| *way == 0 || (way + i) % 2 == 0;
+                        for way in (0..DAMAGES.len()).filter(chosen) {
+                            let (damage, apply) = DAMAGES[way];
                             file.tensors.clone_from(&whole);
                             if !apply(&mut file.tensors, i) {
                                 continue;
