@@ -208,10 +208,16 @@ impl Engine {
         }
     }
 
+    /// Hidden states of the last batch, of so many rows, if tokens are drafted from them. What cannot be drafted from is no reason to
+    /// fail.
+    pub(crate) fn hidden_rows(&mut self, rows: usize) -> &[f32] {
+        self.executable.every_hidden(0..rows).unwrap_or_default()
+    }
+
     /// Gives sessions the hidden states of the last batch, if tokens are drafted from them.
     fn note_hidden(&mut self, parts: &mut [Part<'_>]) {
-        let mut rest = self.executable.every_hidden();
         let rows: usize = parts.iter().map(|part| part.tokens.len()).sum();
+        let mut rest = self.hidden_rows(rows);
         let width = rest.len().checked_div(rows).unwrap_or(0);
         for part in parts {
             let (own, others) = rest.split_at(part.tokens.len() * width);
