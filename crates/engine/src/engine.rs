@@ -486,7 +486,7 @@ impl Engine {
                 rows: &[],
             };
             run(self, &batch, position + chunk.len() - rows.len())?;
-            session.drafts.push(position, chunk, self.hidden_rows(chunk.len()));
+            self.note_rows(session, (position, chunk), 0);
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
