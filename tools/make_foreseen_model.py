@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 GROUP = 64
-WORDS = 1 << 25
+WORDS = 1 << 26
 # Standard deviation of logits.
 SPREAD = 20.0
 # That of 0 to 15, uniformly distributed.
