@@ -106,7 +106,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
     /// Draft tokens and verify several at once, which changes no token: auto (when it pays), ngram (whenever the context has a
-    /// guess), off; on the CPU mtp too (always, by the model's own layer that predicts further tokens)
+    /// guess), mtp (always, by the model's own layer that predicts further tokens; not on several GPUs), off
     #[arg(long, value_name = "WHEN", value_parser = parse::<SpecType>, default_value_t, help_heading = "Engine")]
     pub spec_type: SpecType,
     /// Most tokens to draft at a time, up to 16; on a GPU 7

@@ -346,6 +346,35 @@ pub trait Backend {
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>>;
+
+    /// Why it cannot compile a graph that drafts beside another, for people, if it cannot.
+    fn refuses_drafts(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Makes a model ready and beside it what drafts its tokens, which share the memory that there is.
+    ///
+    /// # Errors
+    /// As [`Backend::compile`], and where it [refuses](Backend::refuses_drafts) that.
+    fn compile_with_draft(
+        &self,
+        model: Compilation<'_>,
+        draft: Compilation<'_>,
+    ) -> Result<[Box<dyn Executable>; 2]> {
+        let compile = |of: Compilation<'_>| self.compile(of.graph, of.weights, of.options);
+        Ok([compile(model)?, compile(draft)?])
+    }
+}
+
+/// A graph to be made ready, with its weights.
+#[derive(Debug)]
+pub struct Compilation<'a> {
+    /// What is to run.
+    pub graph: &'a Graph,
+    /// One tensor for each of [`Graph::weights`].
+    pub weights: Vec<Tensor>,
+    /// What it is optimised for.
+    pub options: CompileOptions,
 }
 
 /// How long a kernel of a device took.
@@ -450,11 +479,13 @@ pub trait Executable: Send {
         visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()>;
 
-    /// Of the last batch the rows of [`Graph::hidden`], (tokens, hidden_size), for every token and not only for outputs; empty
-    /// unless compiled with [`CompileOptions::every_hidden`], which only backends that are
-    /// [`batch_invariant`](Backend::batch_invariant) look at.
-    fn every_hidden(&self) -> &[f32] {
-        &[]
+    /// Of the last batch `rows` of [`Graph::hidden`], (rows, hidden_size), as it is of every token and not only of outputs; empty
+    /// unless compiled with [`CompileOptions::every_hidden`].
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn every_hidden(&mut self, _rows: Range<usize>) -> Result<&[f32]> {
+        Ok(&[])
     }
 
     /// Fills memory of its own that is set aside for experts, so that what is needed first need not be fetched. Does

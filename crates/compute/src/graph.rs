@@ -20,6 +20,7 @@ mod compressed;
 mod cpu_only;
 mod excerpt;
 mod experts;
+mod hidden;
 mod hyper;
 mod linear;
 mod low_rank;
@@ -238,44 +239,6 @@ impl Graph {
         self.logits.width
     }
 
-    /// What the head multiplies: (outputs, hidden_size), the last layer's rows after the final norm, with whatever scale the model
-    /// has there. `None` if the graph does not end with the linear layer that makes the logits.
-    pub fn hidden(&self) -> Option<Value> {
-        match self.nodes.last() {
-            Some(Node { op: Op::Linear(LinearOp { x, .. }), out: Output::Value(out), .. })
-                if *out == self.logits =>
-            {
-                Some(*x)
-            }
-            _ => None,
-        }
-    }
-
-    /// The same computation, but for what [`Graph::hidden`] then gives of every row of a batch, not only of its outputs: what
-    /// stands between the choice of rows and the head, which is of rows each on its own, comes before that choice. Also that
-    /// value. `None` if no choice of rows or no head is there.
-    pub(crate) fn with_every_hidden(&self) -> Option<(Self, Value)> {
-        let hidden = self.hidden()?;
-        let gather = self.nodes.iter().position(|node| matches!(node.op, Op::GatherRows(_)))?;
-        let (Op::GatherRows(GatherRowsOp { x }), Output::Value(rows)) =
-            (self.nodes[gather].op.clone(), self.nodes[gather].out)
-        else {
-            return None;
-        };
-        let mut graph = self.clone();
-        graph.nodes.remove(gather);
-        let mut head = graph.nodes.pop()?;
-        graph.nodes[gather..].iter_mut().for_each(|node| node.op.visit(&mut Exchange { from: rows, to: x }));
-        let all = if hidden == rows { x } else { hidden };
-        // The value of the chosen rows is free, as nothing else reads it now.
-        let chosen = Value { index: rows.index, width: all.width };
-        let op = GatherRowsOp { x: all }.into();
-        graph.nodes.push(Node { name: head.name.clone(), op, out: Output::Value(chosen) });
-        head.op.visit(&mut Exchange { from: hidden, to: chosen });
-        graph.nodes.push(head);
-        Some((graph, all))
-    }
-
     /// Checks that `tensors` are the graph's weights, one each, of the declared encoding and shape.
     ///
     /// # Errors
@@ -289,19 +252,5 @@ impl Graph {
             }
         }
         Ok(())
-    }
-}
-
-/// Puts a value in the place of another.
-struct Exchange {
-    from: Value,
-    to: Value,
-}
-
-impl operation::Visitor for Exchange {
-    fn value(&mut self, value: &mut Value) {
-        if *value == self.from {
-            *value = self.to;
-        }
     }
 }

@@ -8,6 +8,7 @@ use moeflux_compute::draw::Draw;
 use crate::engine::{Engine, Outputs};
 use crate::pictures::PictureRows;
 use crate::session::{Session, Slot};
+use crate::speculation::{KEPT_HIDDEN, SpecType};
 use crate::{Error, Result};
 
 /// What one sequence adds to a batch.
@@ -210,13 +211,46 @@ impl Engine {
 
     /// Gives sessions the hidden states of the last batch, if tokens are drafted from them.
     fn note_hidden(&mut self, parts: &mut [Part<'_>]) {
-        let mut rest = self.executable.every_hidden();
+        if self.drafter.is_none() {
+            return;
+        }
+        if parts.iter().any(|part| self.unseen(part.tokens) > 0) {
+            let mut row = 0;
+            for part in parts {
+                let position = part.session.position();
+                self.note_rows(part.session, (position, part.tokens), row);
+                row += part.tokens.len();
+            }
+            return;
+        }
         let rows: usize = parts.iter().map(|part| part.tokens.len()).sum();
+        let mut rest = self.executable.every_hidden(0..rows).unwrap_or_default();
         let width = rest.len().checked_div(rows).unwrap_or(0);
         for part in parts {
             let (own, others) = rest.split_at(part.tokens.len() * width);
             part.session.drafts.push(part.session.position(), part.tokens, own);
             rest = others;
         }
+    }
+
+    /// Gives a session the hidden states of tokens of the last batch from its row `row` on, if tokens are drafted from them. What
+    /// cannot be drafted from is no reason to fail.
+    pub(crate) fn note_rows(
+        &mut self,
+        session: &mut Session,
+        (position, tokens): (usize, &[u32]),
+        row: usize,
+    ) {
+        if self.drafter.is_some() {
+            let unseen = self.unseen(tokens);
+            let hidden = self.executable.every_hidden(row + unseen..row + tokens.len()).unwrap_or_default();
+            session.drafts.push(position + unseen, &tokens[unseen..], hidden);
+        }
+    }
+
+    /// How many of a batch's tokens of a sequence the layer that drafts will not see, where it is not always to.
+    fn unseen(&self, tokens: &[u32]) -> usize {
+        let always = self.spec_type() == SpecType::Mtp;
+        if always { 0 } else { tokens.len().saturating_sub(KEPT_HIDDEN) }
     }
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moeflux_compute::backend::{Backend, Batch, DeviceCounts, Executable, ExpertSource, Span, StateSlots};
+use moeflux_compute::backend::{
+    Backend, Batch, Compilation, DeviceCounts, Executable, ExpertSource, Span, StateSlots,
+};
 use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::profile::Profile;
@@ -195,15 +197,17 @@ impl Engine {
         let (own_graph, own_weights) = model.own_graph();
         let fingerprint = Fingerprint::new(&own_graph, &weights[..own_weights], &description, precision);
         let adapters = model.adapters.iter().map(|adapter| adapter.fingerprint(&weights)).collect();
-        let compiled = backend.compile(&model.graph, weights, compile);
-        let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
+        let compiled = match (&model.draft, draft_weights) {
+            (Some(draft), Some(own)) => {
+                let with = Compilation { graph: &model.graph, weights, options: compile };
+                Drafter::compile(draft, own, backend, with).map(|(model, draft)| (model, Some(draft)))
+            }
+            _ => backend.compile(&model.graph, weights, compile).map(|model| (model, None)),
+        };
+        let (mut executable, drafter) = compiled.map_err(|error| told(&model, error.into()))?;
         let description = match executable.division() {
             Some(division) => format!("{description}, {division}"),
             None => description,
-        };
-        let drafter = match (&model.draft, draft_weights) {
-            (Some(draft), Some(weights)) => Some(Drafter::new(draft, weights, backend, compile)?),
-            _ => None,
         };
         let means = Means { rows: executable.single_step_rows(), layer: drafter.is_some() };
         let speculator = Speculator::new(options.spec_type, options.draft_max, means)?;
@@ -482,7 +486,7 @@ impl Engine {
                 rows: &[],
             };
             run(self, &batch, position + chunk.len() - rows.len())?;
-            session.drafts.push(position, chunk, self.executable.every_hidden());
+            self.note_rows(session, (position, chunk), 0);
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
@@ -710,6 +714,9 @@ impl Engine {
     /// If a device fails, or cannot have an expert that it has room for.
     pub fn fill_experts(&mut self) -> Result<()> {
         self.executable.take_experts(&mut self.experts)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.take_experts(&mut self.experts)?;
+        }
         self.experts.fill();
         self.stats.cache += self.experts.take_stats();
         Ok(())

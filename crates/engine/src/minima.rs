@@ -6,6 +6,7 @@ use moeflux_compute::backend::Backend;
 use crate::engine::Options;
 use crate::models::Model;
 use crate::placement::Placement;
+use crate::speculation::Drafter;
 use crate::{Error, Result};
 
 /// The least memory, in bytes, that a model can be opened with.
@@ -29,7 +30,12 @@ impl Minima {
             Err(Error::Budget { minimum, .. }) => place(Some(minimum))?,
             other => other?,
         };
-        let device = backend.least_memory(&model.graph, placement.compile_options(options))?;
+        let compile = placement.compile_options(options);
+        let mut device = backend.least_memory(&model.graph, compile)?;
+        if let Some(draft) = &model.draft {
+            let own = backend.least_memory(&draft.graph, Drafter::options(compile))?;
+            device = device.zip(own).map(|(model, draft)| model.saturating_add(draft));
+        }
         Ok(Self { host: placement.budget.total.max(placement.budget.needs.held()), device })
     }
 

@@ -128,10 +128,14 @@ impl Placement {
             let rows = (chunk as u64)
                 .saturating_mul(2)
                 .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
-            let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
-            // Where the model is in memory of the backend's own, what reads pictures is in the processor's all the same.
-            let beside = if backend.has_own_memory() { pictures.saturating_add(encoder) } else { 0 };
-            let scratch = if beside > 0 { scratch } else { scratch.saturating_add(pictures) };
+            let (scratch, hidden) = (scratch.fold(0, u64::saturating_add), hidden_row.saturating_mul(rows));
+            // Where the model is in memory of the backend's own, these and what reads pictures are in the processor's all the same.
+            let here = pictures.saturating_add(hidden);
+            let (scratch, beside) = if backend.has_own_memory() {
+                (scratch, here.saturating_add(encoder))
+            } else {
+                (scratch.saturating_add(here), 0)
+            };
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);
@@ -140,7 +144,9 @@ impl Placement {
         };
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
         // pass through.
-        let kept = backend.expert_bytes(&model.graph).filter(|_| options.expert_cache.is_none());
+        let of_draft = model.draft.as_ref().and_then(|draft| backend.expert_bytes(&draft.graph)).unwrap_or(0);
+        let kept = backend.expert_bytes(&model.graph).map(|bytes| bytes.saturating_add(of_draft));
+        let kept = kept.filter(|_| options.expert_cache.is_none());
         let kept = kept
             .filter(|kept| fit(model, options, total, needs(*kept, chunk, wanted(context)), top_k).is_ok());
         let keep_experts = kept.is_some();

@@ -346,8 +346,10 @@ impl Executable for CpuExecutable {
         Ok(())
     }
 
-    fn every_hidden(&self) -> &[f32] {
-        self.every_hidden.map_or(&[], |hidden| self.values.of(hidden))
+    fn every_hidden(&mut self, rows: Range<usize>) -> Result<&[f32]> {
+        let all =
+            |hidden: Value| &self.values.of(hidden)[rows.start * hidden.width()..rows.end * hidden.width()];
+        Ok(self.every_hidden.map_or(&[], all))
     }
 
     fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {

@@ -3,15 +3,18 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
+use super::memory::{
+    all_bytes, device_keeps_experts, device_scratch_bytes, divide as divide_memory, least_memory, size,
+    usable,
+};
 use super::options::GpuOptions;
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
 use super::supported;
-use crate::backend::{Backend, CompileOptions, Executable};
+use crate::backend::{Backend, Compilation, CompileOptions, Executable};
 use crate::graph::{Ends, Graph, Part};
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
@@ -38,6 +41,18 @@ impl GpuDevice {
     ) -> Self {
         Self { name: name.into(), number, memory, open: Box::new(open) }
     }
+}
+
+/// A whole graph, as one device runs it.
+///
+/// # Errors
+/// [`Error::NoHead`] if hidden states are asked for and there are none.
+fn whole(graph: &Graph, options: &CompileOptions) -> Result<(Graph, Ends)> {
+    if !options.every_hidden {
+        return Ok((graph.clone(), Ends::default()));
+    }
+    let (graph, hidden) = graph.with_hidden_beside().ok_or(Error::NoHead)?;
+    Ok((graph, Ends { outputs: vec![hidden], ..Ends::default() }))
 }
 
 /// Runs graphs on a GPU, or on several that have some layers each.
@@ -108,7 +123,10 @@ impl Backend for GpuBackend {
     }
 
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
-        device_scratch_bytes(graph, options.max_rows)
+        match whole(graph, &options) {
+            Ok((graph, ends)) => device_scratch_bytes(&graph, &ends, options.max_rows),
+            Err(_) => device_scratch_bytes(graph, &Ends::default(), options.max_rows),
+        }
     }
 
     fn refuses(&self, graph: &Graph) -> Option<&'static str> {
@@ -133,6 +151,11 @@ impl Backend for GpuBackend {
             return Ok(None);
         }
         let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        if let [device] = &devices[..] {
+            let (graph, ends) = whole(graph, &options)?;
+            let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
+            return least_memory(&device.info(), &graph, &buffers, &options, &self.options).map(Some);
+        }
         // The least that does if every device may use as much.
         let mut least = 0;
         for (part, device) in self.divide(graph, &devices, &options, Some(1))?.into_iter().zip(&devices) {
@@ -170,13 +193,13 @@ impl Backend for GpuBackend {
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
-        let mut devices =
-            (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
-        if devices.len() == 1 {
-            let (device, whole) = (devices.remove(0), (graph.clone(), Ends::default()));
+        if self.devices.len() == 1 {
             let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
-            return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
+            let graph = whole(graph, &options)?;
+            return Ok(Box::new(GpuExecutable::new(self.open(0)?, graph, &weights, &options, &gpu)?));
         }
+        let options = CompileOptions { every_hidden: false, ..options };
+        let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         let parts = self.divide(graph, &devices, &options, None)?;
         let numbered = devices.into_iter().zip(&self.devices).map(|(device, own)| {
             let &GpuDevice { number, memory, .. } = own;
@@ -184,5 +207,51 @@ impl Backend for GpuBackend {
         });
         let numbered: Vec<_> = numbered.take(parts.len()).collect();
         Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))
+    }
+
+    fn refuses_drafts(&self) -> Option<&'static str> {
+        (self.devices.len() > 1).then_some("several devices")
+    }
+
+    fn compile_with_draft(
+        &self,
+        model: Compilation<'_>,
+        draft: Compilation<'_>,
+    ) -> Result<[Box<dyn Executable>; 2]> {
+        if let Some(what) = self.refuses_drafts() {
+            return Err(Error::Device {
+                reason: format!("a graph that drafts beside another: not on {what}"),
+            });
+        }
+        for of in [&model, &draft] {
+            of.graph.check_weights(&of.weights)?;
+            supported::check(of.graph)?;
+        }
+        let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+        let info = self.open(0)?.info();
+        let graphs = [whole(model.graph, &model.options)?, whole(draft.graph, &draft.options)?];
+        let sized = |(graph, ends): &(Graph, Ends), options: &CompileOptions| {
+            let buffers = buffers(graph, ends, &steps(graph, ends));
+            size(&info, graph, &buffers, options, &gpu)
+        };
+        let sizes = [sized(&graphs[0], &model.options)?, sized(&graphs[1], &draft.options)?];
+        let total = usable(&info, gpu.memory);
+        let [of_model, of_draft] = match divide_memory(total, sizes[0], sizes[1]) {
+            Some(parts) => parts.map(Some),
+            // There are as many slots as were asked for, whatever there is.
+            None if gpu.expert_slots.is_some() => [gpu.memory; 2],
+            None => {
+                let wanted = sizes[0].least.saturating_add(sizes[1].least);
+                return Err(Error::DeviceMemory { device: info.name, wanted, free: total });
+            }
+        };
+        let make = |graph, of: Compilation<'_>, gpu: GpuOptions| -> Result<Box<dyn Executable>> {
+            Ok(Box::new(GpuExecutable::new(self.open(0)?, graph, &of.weights, &of.options, &gpu)?))
+        };
+        let [graph, drafting] = graphs;
+        let model = make(graph, model, GpuOptions { memory: of_model, ..gpu })?;
+        // The processor's threads have enough to do for the model.
+        let draft = make(drafting, draft, GpuOptions { memory: of_draft, processor: None, ..gpu })?;
+        Ok([model, draft])
     }
 }

@@ -203,7 +203,9 @@ impl Step {
 /// The graph's steps: an addition to the result of a product right before it becomes its residual.
 pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     let mut uses = vec![0; graph.values];
-    let all: Vec<Step> = graph.nodes.iter().map(|node| step(graph, &node.op, node.out)).collect();
+    // What comes with a batch is written before its steps run.
+    let nodes = graph.nodes.iter().filter(|node| !matches!(node.op, Op::InputRows(_)));
+    let all: Vec<Step> = nodes.map(|node| step(graph, &node.op, node.out)).collect();
     let yielded = ends.outputs.iter().copied().chain([graph.logits]);
     for value in all.iter().flat_map(Step::inputs).chain(yielded) {
         uses[value.index] += 1;
@@ -327,7 +329,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
 /// Buffers for values: which one each has, and their widths in f32.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Buffers {
-    /// `None` for values that no step writes, and the logits.
+    /// `None` for values that nothing writes, and the logits.
     pub(crate) of: Vec<Option<usize>>,
     pub(crate) widths: Vec<usize>,
 }
@@ -361,7 +363,8 @@ pub(crate) fn buffers(graph: &Graph, ends: &Ends, steps: &[Step]) -> Buffers {
         ending[last].push(value);
     }
     let mut buffers = Buffers { of: vec![None; graph.values], widths: vec![] };
-    for input in &ends.inputs {
+    let brought = graph.input_rows().filter(|value| *value != graph.logits);
+    for input in ends.inputs.iter().copied().chain(brought) {
         buffers.of[input.index] = Some(buffers.widths.len());
         buffers.widths.push(input.width());
     }

@@ -49,15 +49,14 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
         Op::SoftmaxMix(op) => (op.values.len() > 14).then_some("mixtures of more than 14 values"),
         Op::Clamp(op) => (op.limits[0] != -op.limits[1]).then_some("limits of two sizes"),
-        Op::InputRows(_)
-        | Op::Standardize(_)
-        | Op::BlockRows(_)
-        | Op::Gelu(_)
-        | Op::BidirectionalAttention(_) => Some(op.label()),
+        Op::Standardize(_) | Op::BlockRows(_) | Op::Gelu(_) | Op::BidirectionalAttention(_) => {
+            Some(op.label())
+        }
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)
         | Op::Add(_)
+        | Op::InputRows(_)
         | Op::GivenEmbeddings(_)
         | Op::Slice(_)
         | Op::Join(_)

@@ -131,9 +131,10 @@ impl DraftAccount {
         self.book(-time);
     }
 
-    /// After that, drafting `drafted` tokens by the layer took `time`, of which something is lost if they are none.
-    pub(super) fn drafted(&mut self, drafted: usize, time: f64) {
-        if drafted > 0 {
+    /// After that, drafting `drafted` tokens by the layer took `time`, of which something is lost if they are none; `ready` is
+    /// whether it will take as long again.
+    pub(super) fn drafted(&mut self, drafted: usize, time: f64, ready: bool) {
+        if drafted > 0 && ready {
             self.drafting[drafted - 1].add(time, TIMES);
         }
         self.book(-time);
@@ -299,11 +300,17 @@ mod tests {
         for account in [&mut ready, &mut first] {
             (0..3000).for_each(|_| account.single(1.0));
             account.verified(4, 5, 1.5, true);
+            account.drafted(4, 0.5, true);
         }
         ready.verified(4, 1, 10.0, true);
         first.verified(4, 1, 10.0, false);
         assert_eq!(first.price(4, 1.0), 1.5);
         assert!(ready.price(4, 1.0) > 5.0 && first.balance == ready.balance);
+        let drafting = |account: &DraftAccount| account.drafting_price(DraftSource::Layer, 4);
+        ready.drafted(4, 10.0, true);
+        first.drafted(4, 10.0, false);
+        assert_eq!(drafting(&first), 0.5);
+        assert!(drafting(&ready) > 5.0 && first.balance == ready.balance);
     }
 
     #[test]
@@ -337,7 +344,7 @@ mod tests {
                     Some(Worth { drafted, .. }) => {
                         let entering = each * missing as f64;
                         account.entered(missing, entering);
-                        account.drafted(drafted, 0.25 * drafted as f64);
+                        account.drafted(drafted, 0.25 * drafted as f64, true);
                         account.compared(DraftSource::Layer, 0, true);
                         let verifying = 1.0 + 0.5 * drafted as f64;
                         account.verified(drafted, 1, verifying, true);

@@ -66,27 +66,35 @@ impl SpecType {
         backend: &dyn Backend,
         positions: Option<usize>,
     ) -> Result<Model> {
-        if self == Self::Mtp && !backend.batch_invariant() {
-            return Err(Error::Option {
-                option: "spec_type",
-                expected: "off, ngram or auto: a model's own layer drafts on the CPU alone".to_owned(),
-                got: self.to_string(),
-            });
-        }
-        if !matches!(self, Self::Mtp | Self::Auto) || !backend.batch_invariant() {
+        let refused =
+            |expected: String| Error::Option { option: "spec_type", expected, got: self.to_string() };
+        if !matches!(self, Self::Mtp | Self::Auto) {
             return models::record_for(checkpoint, positions);
         }
-        let model = models::record_with_draft(checkpoint, positions)?;
+        if let Some(what) = backend.refuses_drafts() {
+            return match self {
+                Self::Mtp => {
+                    Err(refused(format!("off, ngram or auto: a model's own layer drafts not on {what}")))
+                }
+                _ => models::record_for(checkpoint, positions),
+            };
+        }
+        let model = models::record_with_draft(Arc::clone(&checkpoint), positions)?;
+        if let Some(what) = model.draft.as_ref().and_then(|draft| backend.refuses(&draft.graph)) {
+            return match self {
+                Self::Mtp => {
+                    let layer = "of the layer that predicts further tokens";
+                    Err(refused(format!("off, ngram or auto: there are no kernels of {what}, {layer}")))
+                }
+                _ => models::record_for(checkpoint, positions),
+            };
+        }
         if self == Self::Mtp && model.draft.is_none() {
             let path = model.checkpoint().path().display();
             let lacks = model.no_draft.as_ref().map_or(String::new(), |tensor| format!(" (no {tensor})"));
-            return Err(Error::Option {
-                option: "spec_type",
-                expected: format!(
-                    "off, ngram or auto: {path} has no layer that predicts further tokens{lacks}"
-                ),
-                got: self.to_string(),
-            });
+            let expected =
+                format!("off, ngram or auto: {path} has no layer that predicts further tokens{lacks}");
+            return Err(refused(expected));
         }
         Ok(model)
     }
@@ -281,7 +289,8 @@ impl Engine {
         let (drafted, entered) = self.draft_by_layer(session, next, count).unwrap_or_default();
         self.speculator.account.entered(entering, entered.as_secs_f64());
         let drafting = start.elapsed().saturating_sub(entered);
-        self.speculator.account.drafted(drafted.len(), drafting.as_secs_f64());
+        let ready = self.drafter.as_ref().is_none_or(Drafter::was_ready);
+        self.speculator.account.drafted(drafted.len(), drafting.as_secs_f64(), ready);
         if drafted.is_empty() {
             session.release_pages();
             return otherwise;
@@ -297,22 +306,31 @@ impl Engine {
         }
     }
 
-    /// Makes ready what verifications need, which takes a GPU some time the first times.
+    /// Makes ready what verifications and the layer that drafts need, which takes a GPU some time the first times, with room for all of
+    /// the context.
     ///
     /// # Errors
-    /// As [`Engine::eval`].
+    /// As [`Engine::eval`], and if a device has no room for the context.
     pub(crate) fn warm_up_verifications(&mut self) -> Result<()> {
         if self.spec_type() == SpecType::Off {
             return Ok(());
         }
-        let vocab_size = self.model().graph.vocab_size();
-        let most = (1 + self.speculator.draft_max).min(self.chunk()).min(self.context());
-        for rows in (2..=most).flat_map(|rows| [rows; 2]) {
+        let (vocab_size, pages) = (self.model().graph.vocab_size(), self.pages());
+        if let Some(drafter) = &mut self.drafter {
+            drafter.executable.reserve_pages(pages)?;
+            drafter.take_experts(&mut self.experts)?;
+        }
+        let draft_max = self.speculator.draft_max;
+        let most = (1 + draft_max).min(self.chunk()).min(self.context());
+        let least = if self.drafter.is_some() { 1 } else { 2 };
+        for rows in (least..=most).flat_map(|rows| [rows; 2]) {
             let mut session = self.session();
             self.eval_with(&mut session, &vec![0; rows], Outputs::All, |engine, batch, _| {
                 let draws = &mut || vec![Some(Draw::default()); rows];
                 engine.run_and_draw(batch, draws, vocab_size).map(|_| ())
             })?;
+            let room = (self.context() + 1 - rows).min(draft_max).min(2);
+            self.draft_by_layer(&mut session, 0, room)?;
         }
         Ok(())
     }
@@ -530,10 +548,10 @@ mod tests {
         let mut by_layer = speculator();
         compared(&mut by_layer, DraftSource::Match(12), 0);
         compared(&mut by_layer, DraftSource::Layer, 4);
-        by_layer.account.drafted(4, 0.2);
+        by_layer.account.drafted(4, 0.2, true);
         assert!(matches!(by_layer.plan(history, *next, 9, 0), Plan::Layer(4, _)));
         // What drafting itself costs counts.
-        (0..100).for_each(|_| by_layer.account.drafted(4, 6.0));
+        (0..100).for_each(|_| by_layer.account.drafted(4, 6.0, true));
         assert!(tokens(by_layer.plan(history, *next, 9, 0)).is_empty());
     }
 }

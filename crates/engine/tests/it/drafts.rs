@@ -4,14 +4,17 @@
 use std::path::Path;
 
 use moeflux::sampler::SamplerOptions;
+use moeflux::scheduler::{Event, Scheduler, SchedulerOptions};
 use moeflux::{DecodingOptions, Engine, Error, Options, Outputs, Session, SpecType, TextModel};
-use moeflux_compute::backend::ActivationMode;
+use moeflux_compute::backend::{ActivationMode, Backend};
 use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuDevice, GpuOptions, ProcessorShare};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::scheduler::model;
-use crate::speculation::{answer, events, greedy, options, sampled};
+use crate::speculation::{answer, emulator_with, events, greedy, options, sampled};
 use crate::support::{self, Golden};
 
 /// Fixtures with a layer; the second has routed experts in groups, the third and fourth recurrent state, the last a window.
@@ -92,8 +95,33 @@ fn foreseen() -> tempfile::TempDir {
 }
 
 fn open(folder: &Path, options: &Options) -> Engine {
+    open_on(&CpuBackend::new(2, None).unwrap(), folder, options)
+}
+
+fn open_on(backend: &dyn Backend, folder: &Path, options: &Options) -> Engine {
     let options = Options { context: Some(128), kv_tokens: Some(1024), ..options.clone() };
-    support::open(folder, &CpuBackend::new(2, None).unwrap(), &options)
+    support::open(folder, backend, &options)
+}
+
+/// Devices with room for all experts, for few that come from the processor's cache, and for few of those that its memory keeps, of
+/// which the processor computes some.
+fn devices() -> [GpuOptions; 3] {
+    let few = GpuOptions { expert_slots: Some(5), ..GpuOptions::default() };
+    let processor = Some(ProcessorShare { threads: 1, part: Some(0.5) });
+    [GpuOptions::default(), few, GpuOptions { host_memory: true, processor, ..few }]
+}
+
+fn on(device: GpuOptions, folder: &Path, options: &Options) -> TextModel {
+    let options = Options { context: Some(128), ..options.clone() };
+    TextModel::open(folder, &emulator_with(device), &options, |_, _| ()).unwrap()
+}
+
+/// The largest difference, as a part of the largest logit.
+fn error(logits: &[f32], right: &[f32]) -> f32 {
+    assert_eq!(logits.len(), right.len());
+    let most = right.iter().fold(0.0, |most: f32, l| most.max(l.abs()));
+    let larger = |most: f32, (a, b): (&f32, &f32)| if (a - b).abs() <= most { most } else { (a - b).abs() };
+    logits.iter().zip(right).fold(0.0, larger) / most
 }
 
 fn exact(spec_type: SpecType) -> Options {
@@ -122,10 +150,9 @@ fn logits_of_layers_are_those_of_the_formula() {
         let steps = golden.logits.len() / golden.vocab_size;
         let mut engine = open(folder.path(), &exact(SpecType::Mtp));
         let (_, logits) = drafted(&mut engine, &golden.tokens, &[], steps);
-        let most = golden.logits.iter().fold(0.0, |most: f32, l| most.max(l.abs()));
-        let error = logits.iter().zip(&golden.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / most;
+        let error = error(&logits, &golden.logits);
         println!("{name}: {error:.1e}");
-        assert!(logits.len() == golden.logits.len() && error < 2e-5, "{name}: {error}");
+        assert!(error < 2e-5, "{name}: {error}");
         // However tokens come, and with experts from the disk.
         let bits = support::bits(&logits);
         let streamed = Options { expert_cache: Some(1), chunk: Some(7), ..exact(SpecType::Mtp) };
@@ -141,6 +168,71 @@ fn logits_of_layers_are_those_of_the_formula() {
         let (_, logits) = drafted(&mut open(folder.path(), &int8), &golden.tokens, &[], steps);
         assert!(logits.iter().all(|l| l.is_finite()), "{name}");
     }
+}
+
+#[test]
+fn logits_on_a_gpu_are_those_of_the_formula() {
+    for (index, name) in NAMES.into_iter().enumerate() {
+        let (folder, golden) = (with_layer(name), golden(name));
+        let steps = golden.logits.len() / golden.vocab_size;
+        let backend = emulator_with(devices()[index % 3]);
+        let spec_type = if index % 2 == 0 { SpecType::Mtp } else { SpecType::Auto };
+        let mut engine = open_on(&backend, folder.path(), &exact(spec_type));
+        let (_, logits) = drafted(&mut engine, &golden.tokens, &[20, 1, 30], steps);
+        let error = error(&logits, &golden.logits);
+        println!("{name}: {error:.1e}");
+        assert!(error < 5e-5, "{name}: {error}");
+    }
+}
+
+// The model's own rows have their bits whether or not hidden states are kept, and wherever experts are.
+#[test]
+fn answers_on_a_gpu_are_those_without_the_layer() {
+    let warm = SamplerOptions { temperature: 0.8, seed: Some(5), ..SamplerOptions::default() };
+    let kinds = [sampled(16, warm.clone()), DecodingOptions { logprobs: Some(2), ..sampled(8, warm) }];
+    let mut sums = [0; 2];
+    for (name, device) in NAMES[1..4].iter().zip(devices()) {
+        let folder = with_layer(name);
+        let mut plain = on(device, folder.path(), &options(SpecType::Off, 1));
+        let mut drafting = on(device, folder.path(), &options(SpecType::Mtp, 3));
+        if device.host_memory {
+            drafting.engine.warm_up().unwrap();
+        }
+        for decoding in &kinds {
+            let (expected, _) = answer(&mut plain, "0123/.-", decoding);
+            let (got, [drafted, accepted]) = answer(&mut drafting, "0123/.-", decoding);
+            assert_eq!(got, expected, "{name} {device:?} {decoding:?}");
+            sums = [sums[0] + drafted, sums[1] + accepted];
+        }
+    }
+    assert!(sums[0] > 100 && sums[1] > 0, "{sums:?}");
+}
+
+#[test]
+fn what_is_foreseen_on_a_gpu_takes_fewer_steps() {
+    let folder = foreseen();
+    for device in devices() {
+        let (expected, _) =
+            answer(&mut on(device, folder.path(), &options(SpecType::Off, 1)), "0123", &greedy(60));
+        let mut drafting = on(device, folder.path(), &options(SpecType::Mtp, 4));
+        let (got, [drafted, accepted]) = answer(&mut drafting, "0123", &greedy(60));
+        assert_eq!((&got, drafted), (&expected, accepted), "{device:?}");
+        assert!(59 - accepted <= 59 / 5 + 2, "{accepted} {device:?}");
+    }
+}
+
+#[test]
+fn several_devices_do_not_draft_by_a_layer() {
+    let folder = with_layer("deepseek_v3_basic");
+    let device = |number| GpuDevice::new("emulator", number, None, || Ok(Box::new(Emulator::new(5)) as _));
+    let backend = GpuBackend::of_devices([0, 1].map(device).into(), GpuOptions::default());
+    let open = |spec_type| TextModel::open(folder.path(), &backend, &options(spec_type, 4), |_, _| ());
+    let error = open(SpecType::Mtp).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "spec_type", .. }));
+    assert!(error.to_string().contains("several devices"), "{error}");
+    let mut auto = open(SpecType::Auto).unwrap();
+    assert!(auto.engine.spec_type() == SpecType::Auto && auto.engine.model().draft.is_none());
+    answer(&mut auto, "0123", &greedy(3));
 }
 
 #[test]
@@ -210,54 +302,100 @@ fn a_scheduler_drafts_with_the_layer() {
     assert!(usage.drafted_tokens > 30 && usage.drafted_tokens == usage.accepted_tokens, "{usage:?}");
 }
 
+// Hidden states are noted of every sequence of a batch, for the one that is left.
+#[test]
+fn a_scheduler_drafts_on_a_gpu_after_several_sequences() {
+    let folder = foreseen();
+    let answers = |spec_type| {
+        let options = Options { sequences: 2, ..options(spec_type, 4) };
+        let model = on(devices()[1], folder.path(), &options);
+        let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
+        let submit = |first: u32, max_tokens| {
+            let prompt = vec![first, 16, 17];
+            let request =
+                moeflux::Request { prompt, options: greedy(max_tokens), ..moeflux::Request::default() };
+            scheduler.submit(request).unwrap()
+        };
+        let handles = [submit(15, 50), submit(20, 12)];
+        handles.map(|handle| {
+            let mut tokens = vec![];
+            let mut end = None;
+            for event in handle {
+                match event {
+                    Event::Piece(piece) => tokens.extend(piece.token),
+                    Event::Progress(_) => {}
+                    Event::Done(done) => end = Some(done.usage),
+                    Event::Failed(error) => panic!("{error}"),
+                }
+            }
+            (tokens, end.unwrap())
+        })
+    };
+    let [expected, got] = [SpecType::Off, SpecType::Mtp].map(answers);
+    for ((expected, _), (got, _)) in expected.iter().zip(&got) {
+        assert_eq!(got, expected);
+    }
+    let usage = &got[0].1;
+    assert!(usage.drafted_tokens > 10 && usage.drafted_tokens == usage.accepted_tokens, "{usage:?}");
+}
+
 #[test]
 fn sessions_keep_what_is_drafted_from() {
+    let backend = CpuBackend::new(2, None).unwrap();
     for name in ["deepseek_v3_basic", "qwen3_next_basic"] {
-        let (folder, golden) = (with_layer(name), golden(name));
-        let tokens = &golden.tokens;
-        let (next, first) = tokens.split_last().unwrap();
-        let mut engine = open(folder.path(), &exact(SpecType::Mtp));
-        let (mut session, expected) = drafted(&mut engine, tokens, &[40], 2);
-        let expected = support::bits(&expected);
-        let logits = |engine: &mut Engine, session: &mut Session| {
-            support::bits(&engine.draft_logits(session, *next, 2).unwrap())
-        };
-        assert!(logits(&mut engine, &mut session) == expected, "{name}: twice");
-
-        let path = folder.path().join("saved");
-        engine.save(&session, &path, "").unwrap();
-        let mut other = open(folder.path(), &exact(SpecType::Mtp));
-        let mut loaded = other.session();
-        other.load(&mut loaded, &path).unwrap();
-        assert!(logits(&mut other, &mut loaded) == expected, "{name}: loaded");
-        // Files do not depend on what drafts.
-        let mut plain = open(folder.path(), &exact(SpecType::Off));
-        let mut session_of_plain = plain.session();
-        plain.load(&mut session_of_plain, &path).unwrap();
-        assert_eq!(session_of_plain.tokens(), first);
-        plain.save(&session_of_plain, &path, "").unwrap();
-        other.load(&mut loaded, &path).unwrap();
-        assert_eq!(loaded.tokens(), first);
-        other.draft_logits(&mut loaded, *next, 2).unwrap();
-
-        // A fork that goes on otherwise changes nothing of its origin, and drafts as if it had been alone.
-        session.checkpoint();
-        let mut fork = session.fork(first.len());
-        engine.eval(&mut fork, &[1, 2, 3], Outputs::Last).unwrap();
-        let forked = support::bits(&engine.draft_logits(&mut fork, 4, 2).unwrap());
-        assert!(logits(&mut engine, &mut session) == expected, "{name}: beside a fork");
-        let alone = [first, &[1, 2, 3, 4]].concat();
-        let (_, alone) = drafted(&mut engine, &alone, &[], 2);
-        assert!(forked == support::bits(&alone), "{name}: a fork");
-        // Back to a checkpoint.
-        engine.eval(&mut session, &[9, 8, 7], Outputs::Last).unwrap();
-        session.restore(first.len()).unwrap();
-        assert!(logits(&mut engine, &mut session) == expected, "{name}: restored");
-        // Elsewhere one hidden state is gone, and what is drafted is something else, but no error.
-        engine.truncate(&mut session, 50).unwrap();
-        let cut = engine.draft_logits(&mut session, tokens[50], 2).unwrap();
-        assert!(cut.len() == 2 * golden.vocab_size && cut.iter().all(|l| l.is_finite()), "{name}");
+        check_sessions(&backend, name, |a, b| support::bits(a) == support::bits(b));
     }
+}
+
+// Prompts in other pieces have other bits there.
+#[test]
+fn sessions_on_a_gpu_keep_what_is_drafted_from() {
+    check_sessions(&emulator_with(devices()[1]), "qwen3_next_basic", |a, b| error(a, b) < 1e-4);
+}
+
+/// `same` is whether logits are those of the same tokens.
+fn check_sessions(backend: &dyn Backend, name: &str, same: fn(&[f32], &[f32]) -> bool) {
+    let (folder, golden) = (with_layer(name), golden(name));
+    let tokens = &golden.tokens;
+    let (next, first) = tokens.split_last().unwrap();
+    let mut engine = open_on(backend, folder.path(), &exact(SpecType::Mtp));
+    let (mut session, expected) = drafted(&mut engine, tokens, &[40], 2);
+    let logits = |engine: &mut Engine, session: &mut Session| engine.draft_logits(session, *next, 2).unwrap();
+    assert!(same(&logits(&mut engine, &mut session), &expected), "{name}: twice");
+
+    let path = folder.path().join("saved");
+    engine.save(&session, &path, "").unwrap();
+    let mut other = open_on(backend, folder.path(), &exact(SpecType::Mtp));
+    let mut loaded = other.session();
+    other.load(&mut loaded, &path).unwrap();
+    assert!(same(&logits(&mut other, &mut loaded), &expected), "{name}: loaded");
+    // Files do not depend on what drafts.
+    let mut plain = open_on(backend, folder.path(), &exact(SpecType::Off));
+    let mut session_of_plain = plain.session();
+    plain.load(&mut session_of_plain, &path).unwrap();
+    assert_eq!(session_of_plain.tokens(), first);
+    plain.save(&session_of_plain, &path, "").unwrap();
+    other.load(&mut loaded, &path).unwrap();
+    assert_eq!(loaded.tokens(), first);
+    other.draft_logits(&mut loaded, *next, 2).unwrap();
+
+    // A fork that goes on otherwise changes nothing of its origin, and drafts as if it had been alone.
+    session.checkpoint();
+    let mut fork = session.fork(first.len());
+    engine.eval(&mut fork, &[1, 2, 3], Outputs::Last).unwrap();
+    let forked = engine.draft_logits(&mut fork, 4, 2).unwrap();
+    assert!(same(&logits(&mut engine, &mut session), &expected), "{name}: beside a fork");
+    let alone = [first, &[1, 2, 3, 4]].concat();
+    let (_, alone) = drafted(&mut engine, &alone, &[], 2);
+    assert!(same(&forked, &alone), "{name}: a fork");
+    // Back to a checkpoint.
+    engine.eval(&mut session, &[9, 8, 7], Outputs::Last).unwrap();
+    session.restore(first.len()).unwrap();
+    assert!(same(&logits(&mut engine, &mut session), &expected), "{name}: restored");
+    // Elsewhere one hidden state is gone, and what is drafted is something else, but no error.
+    engine.truncate(&mut session, 50).unwrap();
+    let cut = engine.draft_logits(&mut session, tokens[50], 2).unwrap();
+    assert!(cut.len() == 2 * golden.vocab_size && cut.iter().all(|l| l.is_finite()), "{name}");
 }
 
 #[test]
@@ -309,4 +447,23 @@ fn the_layer_is_in_the_budget() {
     let options = Options { memory: Some(mtp), ..options(SpecType::Mtp, 4) };
     let options = Options { context: Some(128), ..options };
     answer(&mut model(folder.path(), &options), "0123", &greedy(20));
+}
+
+#[test]
+fn the_layer_is_in_the_budget_of_a_gpu() {
+    let folder = with_layer("glm4_moe_groups");
+    let open = |spec_type, memory| {
+        let options = Options { context: Some(128), chunk: Some(16), ..options(spec_type, 4) };
+        let device = GpuOptions { memory: Some(memory), host_memory: true, ..GpuOptions::default() };
+        TextModel::open(folder.path(), &emulator_with(device), &options, |_, _| ())
+    };
+    let least = |spec_type| match open(spec_type, 1) {
+        Err(Error::DeviceBudget { minimum, .. }) => minimum,
+        other => panic!("{other:?}"),
+    };
+    let (off, mtp) = (least(SpecType::Off), least(SpecType::Mtp));
+    assert!(off < mtp, "{off} {mtp}");
+    let (expected, _) = answer(&mut open(SpecType::Off, off).unwrap(), "0123", &greedy(12));
+    let (got, _) = answer(&mut open(SpecType::Mtp, mtp).unwrap(), "0123", &greedy(12));
+    assert_eq!(got, expected);
 }

@@ -176,7 +176,11 @@ fn check_rows(fixture: &Fixture, backend: &dyn Backend, prefix: usize, batches: 
 }
 
 fn emulator() -> GpuBackend {
-    GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(5)) as _))
+    emulator_with(GpuOptions::default())
+}
+
+pub fn emulator_with(options: GpuOptions) -> GpuBackend {
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(5)) as _))
 }
 
 #[test]
@@ -240,17 +244,6 @@ fn answers_on_a_gpu_are_those_of_single_steps() {
         let [drafted, accepted] = check_models(open, &[16], &["abcabcabc"], &kinds);
         assert!(accepted > 0 && drafted > accepted, "{fixture}: {drafted} {accepted}");
     }
-}
-
-#[test]
-fn a_gpu_does_not_draft_by_a_layer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = recurrent(folder.path());
-    let open = |spec_type| TextModel::open(&path, &emulator(), &options(spec_type, 4), |_, _| ());
-    let error = open(SpecType::Mtp).unwrap_err();
-    assert!(matches!(error, Error::Option { option: "spec_type", .. }));
-    assert!(error.to_string().contains("on the CPU alone"), "{error}");
-    assert_eq!(open(SpecType::Auto).unwrap().engine.spec_type(), SpecType::Auto);
 }
 
 /// Allows a few tokens again and again, then fails or ends.

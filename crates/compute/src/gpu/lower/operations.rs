@@ -98,8 +98,9 @@ impl Lowering<'_> {
             Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
                 return self.ngram_embed(ngrams, state, to);
             }
-            // Steps of their own, which others are fused with.
+            // Steps of their own, which others are fused with, and no step at all.
             Op::Embed(_)
+            | Op::InputRows(_)
             | Op::Add(_)
             | Op::Clamp(_)
             | Op::Slice(_)
@@ -112,11 +113,9 @@ impl Lowering<'_> {
             | Op::MoeExperts(_)
             | Op::CausalConv1d(_)
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
-            Op::InputRows(_)
-            | Op::Standardize(_)
-            | Op::BlockRows(_)
-            | Op::Gelu(_)
-            | Op::BidirectionalAttention(_) => unreachable!("refused"),
+            Op::Standardize(_) | Op::BlockRows(_) | Op::Gelu(_) | Op::BidirectionalAttention(_) => {
+                unreachable!("refused")
+            }
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),
         };

@@ -138,7 +138,8 @@ pub(super) fn least_memory(
 }
 
 /// Which weights stay in host memory. Of a table of embeddings a token needs a row: where `total` bytes of device memory do
-/// not hold all experts, some more of them are worth more.
+/// not hold all experts, some more of them are worth more. What reads a model's rows has a copy of the model's table, for which
+/// there is nothing in the budget of host memory.
 fn far(
     graph: &Graph,
     needs: &Needs,
@@ -150,6 +151,7 @@ fn far(
     let taken = needs.total(&vec![false; weights]);
     let crowded = options.keep_experts
         && gpu.host_memory
+        && graph.input_rows().next().is_none()
         && (gpu.expert_slots.is_some() || total < taken.saturating_add(all_bytes(graph)?));
     Ok((0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect())
 }

@@ -35,10 +35,14 @@ pub(crate) fn most_chosen(graph: &Graph) -> usize {
     chosen.max().unwrap_or(1)
 }
 
+/// Bytes of the largest slot.
+pub(crate) fn largest_bytes(graph: &Graph) -> Result<u64> {
+    Ok(layouts(graph)?.iter().map(|layout| layout.bytes).max().unwrap_or(0) as u64)
+}
+
 /// Bytes of the slots that a token's experts need at once.
 pub(crate) fn least_bytes(graph: &Graph) -> Result<u64> {
-    let largest = layouts(graph)?.iter().map(|layout| layout.bytes).max().unwrap_or(0);
-    Ok((largest * most_chosen(graph)) as u64)
+    Ok(largest_bytes(graph)? * most_chosen(graph) as u64)
 }
 
 /// How an expert of a set lies in its slot.

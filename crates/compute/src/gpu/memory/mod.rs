@@ -3,6 +3,7 @@
 //! What is needed is known before anything big is allocated; what is left is for experts.
 
 mod budget;
+mod division;
 mod exchange;
 mod expert_layout;
 mod experts;
@@ -19,6 +20,8 @@ use std::collections::HashMap;
 
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
 pub(super) use budget::{own_bytes, usable};
+pub(super) use division::{Size, divide};
+use expert_layout::largest_bytes;
 pub(super) use expert_layout::{ExpertMatrix, all_bytes, device_keeps_experts};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
@@ -120,6 +123,25 @@ pub(super) fn whole_memory(
 ) -> Result<u64> {
     let tensor_cores = multiplies_tiles(info, options);
     budget::whole_memory(graph, &Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?)
+}
+
+/// What a graph takes of a device's memory, with the least and with all of its experts.
+///
+/// # Errors
+/// As [`least_memory`].
+pub(super) fn size(
+    info: &DeviceInfo,
+    graph: &Graph,
+    buffers: &Buffers,
+    options: &CompileOptions,
+    gpu: &GpuOptions,
+) -> Result<Size> {
+    Ok(Size {
+        least: least_memory(info, graph, buffers, options, gpu)?,
+        whole: whole_memory(info, graph, buffers, options)?,
+        experts: all_bytes(graph)?,
+        expert: largest_bytes(graph)?,
+    })
 }
 
 impl Memory {

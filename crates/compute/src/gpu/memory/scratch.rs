@@ -425,13 +425,12 @@ pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room:
 
 /// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it,
 /// nothing for a graph that cannot run on GPUs.
-pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
+pub(crate) fn device_scratch_bytes(graph: &Graph, ends: &Ends, rows: usize) -> usize {
     if supported::unsupported(graph).is_some() {
         return 0;
     }
-    let ends = Ends::default();
-    let steps = steps::steps(graph, &ends);
-    let widths: usize = steps::buffers(graph, &ends, &steps).widths.iter().sum();
+    let steps = steps::steps(graph, ends);
+    let widths: usize = steps::buffers(graph, ends, &steps).widths.iter().sum();
     let Sizes { attention: a, experts: e, buckets: b, tensor: t, panels: p, quantized: q, batch: s, chosen } =
         sizes(graph, rows);
     let attention = [a.parts, a.stats, a.query, a.mixed];

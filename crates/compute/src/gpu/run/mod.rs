@@ -4,6 +4,7 @@ mod draws;
 mod recording;
 mod turns;
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 pub(super) use self::turns::{Turns, Way};
-use super::device::{Device, Slice};
+use super::device::{Device, Slice, Words};
 use super::memory::{Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
@@ -36,6 +37,10 @@ pub(crate) struct GpuExecutable {
     device: Mutex<Box<dyn Device>>,
     graph: Graph,
     ends: Ends,
+    /// The hidden state of every row, if it is asked for.
+    every_hidden: Option<Value>,
+    /// Those that were asked for last.
+    hidden_rows: Vec<f32>,
     steps: Vec<Step>,
     buffers: Buffers,
     memory: Memory,
@@ -48,7 +53,7 @@ pub(crate) struct GpuExecutable {
 }
 
 impl GpuExecutable {
-    /// Takes memory of the device for a graph, and gives it the weights.
+    /// Takes memory of the device for a graph, and gives it the weights. With [`CompileOptions::every_hidden`] the graph yields that.
     ///
     /// # Errors
     /// [`crate::Error::DeviceMemory`] if there is not enough.
@@ -80,6 +85,8 @@ impl GpuExecutable {
             beside,
             device: Mutex::new(device),
             graph,
+            every_hidden: ends.outputs.first().copied().filter(|_| options.every_hidden),
+            hidden_rows: vec![],
             ends,
             steps,
             buffers,
@@ -189,6 +196,7 @@ impl GpuExecutable {
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
         let given = Given::of(batch, Given::width(&self.graph))?;
+        self.graph.input_rows().try_for_each(|rows| batch.check_rows(rows.width()))?;
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
@@ -204,6 +212,12 @@ impl GpuExecutable {
             self.recordings.forget(device);
         }
         moved?;
+        for rows in graph.input_rows() {
+            let to = self.buffers.of[rows.index].map_or(memory.logits.buffer(), |own| memory.values[own]);
+            let mut bytes = Vec::with_capacity(size_of_val(batch.rows));
+            batch.rows.iter().for_each(|value| value.append(&mut bytes));
+            device.upload(to.into(), &bytes)?;
+        }
         let (steps, buffers) = (&self.steps, &self.buffers);
         let beside = self.beside.as_mut();
         let mut runner = Runner { device, graph, steps, buffers, memory, source: experts, beside };
@@ -265,6 +279,18 @@ impl Executable for GpuExecutable {
             }
             Ok(())
         })
+    }
+
+    fn every_hidden(&mut self, rows: Range<usize>) -> Result<&[f32]> {
+        let Some(hidden) = self.every_hidden else { return Ok(&[]) };
+        let width = hidden.width();
+        // Nothing takes its buffer before the next batch.
+        let from = self.place(hidden).at(rows.start * width * size_of::<f32>());
+        let mut values = std::mem::take(&mut self.hidden_rows);
+        values.resize(rows.len() * width, 0.0);
+        let read = self.device_mut().download(from, bytes_of(&mut values));
+        self.hidden_rows = values;
+        read.map(|()| &self.hidden_rows[..])
     }
 
     fn take_experts(&mut self, source: &mut dyn ExpertSource) -> Result<()> {

@@ -354,7 +354,7 @@ pub fn joined_rows() -> Vec<Case> {
         let given = r.graph.input_rows(right);
         let out = r.graph.join(x, given);
         assert_eq!(out.width(), left + right);
-        cases.push(r.case(format!("{left} beside {right}"), out).off_devices());
+        cases.push(r.case(format!("{left} beside {right}"), out));
         let mut r = Recorder::new(15);
         let (a, b) = (r.input(left), r.input(right));
         let out = r.graph.join(a, b);
@@ -362,7 +362,7 @@ pub fn joined_rows() -> Vec<Case> {
     }
     let mut r = Recorder::new(15);
     let out = r.graph.input_rows(9);
-    cases.push(r.case("9", out).off_devices().without_poison());
+    cases.push(r.case("9", out).without_poison());
     cases
 }
 
