@@ -238,6 +238,14 @@ impl Graph {
         self.logits.width
     }
 
+    /// Values that come with a batch, (tokens, width): those of [`GraphBuilder::input_rows`].
+    pub(crate) fn input_rows(&self) -> impl Iterator<Item = Value> {
+        self.nodes.iter().filter_map(|node| match (&node.op, node.out) {
+            (Op::InputRows(_), Output::Value(value)) => Some(value),
+            _ => None,
+        })
+    }
+
     /// What the head multiplies: (outputs, hidden_size), the last layer's rows after the final norm, with whatever scale the model
     /// has there. `None` if the graph does not end with the linear layer that makes the logits.
     pub fn hidden(&self) -> Option<Value> {

@@ -9,7 +9,7 @@ use crate::engine::Options;
 use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
-use crate::pictures;
+use crate::pictures::{self, EncoderPlace};
 use crate::speculation::{KEPT_HIDDEN, SpecType};
 use crate::{Error, Result};
 
@@ -65,6 +65,8 @@ pub struct Placement {
     pub keep_experts: bool,
     /// Whether the number of slots may change while the model runs.
     pub adjustable: bool,
+    /// Where the encoder of pictures runs, if there is one.
+    pub(crate) encoder: EncoderPlace,
     /// Whether tokens are drafted by a layer of the checkpoint.
     drafts: bool,
 }
@@ -115,7 +117,8 @@ impl Placement {
             None => 0,
         };
         let reading = model.experts.reading_bytes(options.read_depth);
-        let pictures = pictures::memory(model, backend, options)?;
+        let encoder_place = EncoderPlace::new(model, backend, options)?;
+        let pictures = pictures::memory(model, encoder_place, backend, options)?;
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -129,8 +132,8 @@ impl Placement {
                 .saturating_mul(2)
                 .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
             let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
-            // Where the model is in memory of the backend's own, what reads pictures is in the processor's all the same.
-            let beside = if backend.has_own_memory() { pictures.saturating_add(encoder) } else { 0 };
+            // Where the model is in memory of the backend's own, pictures are in the processor's all the same.
+            let beside = if backend.has_own_memory() { pictures } else { 0 };
             let scratch = if beside > 0 { scratch } else { scratch.saturating_add(pictures) };
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
@@ -223,6 +226,7 @@ impl Placement {
             kv_type,
             keep_experts,
             adjustable,
+            encoder: encoder_place,
             drafts,
         })
     }
@@ -240,6 +244,7 @@ impl Placement {
             outputs: if options.spec_type == SpecType::Off { 1 } else { options.draft_max.saturating_add(1) },
             keep_experts: self.keep_experts,
             every_hidden: self.drafts,
+            beside: self.encoder.own_bytes(),
         }
     }
 }

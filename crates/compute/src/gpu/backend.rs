@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
+use super::memory::{
+    all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable, whole_memory,
+};
 use super::options::GpuOptions;
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
@@ -13,6 +15,8 @@ use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Result, Tensor};
 
+/// The part of a device's memory that a graph beside another may take: one in so many.
+const BESIDE: u64 = 8;
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
 
@@ -73,6 +77,13 @@ impl GpuBackend {
         (device.open)().map_err(named)
     }
 
+    /// Of the memory of a device that may be used, what is left beside another graph on the first one, if there is a limit:
+    /// else what is free says so.
+    fn memory_of(&self, index: usize, options: &CompileOptions) -> Option<u64> {
+        let beside = if index == 0 { options.beside } else { 0 };
+        self.devices[index].memory.map(|memory| memory.saturating_sub(beside))
+    }
+
     /// Parts of a graph for devices that have been opened, and `memory` of each, or what the options say.
     fn divide(
         &self,
@@ -81,12 +92,11 @@ impl GpuBackend {
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
-        let places: Vec<Place> = std::iter::zip(devices, &self.devices)
-            .map(|(device, own)| {
-                let info = device.info();
-                Place { memory: usable(&info, memory.or(own.memory)), info }
-            })
-            .collect();
+        let place = |(index, device): (usize, &Box<dyn Device>)| {
+            let info = device.info();
+            Place { memory: usable(&info, memory.or_else(|| self.memory_of(index, options))), info }
+        };
+        let places: Vec<Place> = devices.iter().enumerate().map(place).collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
     }
 }
@@ -139,9 +149,33 @@ impl Backend for GpuBackend {
             let Part { graph, ends, .. } = part;
             let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
             let own = least_memory(&device.info(), &graph, &buffers, &options, &self.options)?;
-            least = least.max(own);
+            // Those on the first device need no more than that.
+            least = least.max(own.saturating_add(options.beside));
         }
         Ok(Some(least))
+    }
+
+    fn bytes_beside(&self, graph: &Graph, options: CompileOptions) -> Result<Option<u64>> {
+        if supported::unsupported(graph).is_some() {
+            return Ok(None);
+        }
+        let (info, ends) = (self.open(0)?.info(), Ends::default());
+        let buffers = buffers(graph, &ends, &steps(graph, &ends));
+        let bytes = whole_memory(&info, graph, &buffers, &options)?;
+        Ok(Some(bytes).filter(|bytes| *bytes <= usable(&info, self.devices[0].memory) / BESIDE))
+    }
+
+    fn compile_beside(
+        &self,
+        graph: &Graph,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        graph.check_weights(&weights)?;
+        supported::check(graph)?;
+        let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+        let whole = (graph.clone(), Ends::default());
+        Ok(Box::new(GpuExecutable::new(self.open(0)?, whole, &weights, &options, &gpu)?))
     }
 
     fn link_bandwidth(&self) -> Result<Option<f64>> {
@@ -174,13 +208,12 @@ impl Backend for GpuBackend {
             (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         if devices.len() == 1 {
             let (device, whole) = (devices.remove(0), (graph.clone(), Ends::default()));
-            let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+            let gpu = GpuOptions { memory: self.memory_of(0, &options), ..self.options };
             return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
         }
         let parts = self.divide(graph, &devices, &options, None)?;
-        let numbered = devices.into_iter().zip(&self.devices).map(|(device, own)| {
-            let &GpuDevice { number, memory, .. } = own;
-            Numbered { number, device, memory }
+        let numbered = devices.into_iter().zip(&self.devices).enumerate().map(|(index, (device, own))| {
+            Numbered { number: own.number, device, memory: self.memory_of(index, &options) }
         });
         let numbered: Vec<_> = numbered.take(parts.len()).collect();
         Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))

@@ -12,8 +12,8 @@ pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 pub(super) use self::turns::{Turns, Way};
-use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape};
+use super::device::{Device, Slice, Words};
+use super::memory::{Adapted, Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape, adapts_experts};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
@@ -64,7 +64,8 @@ impl GpuExecutable {
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
-        let suits = |set| memory.experts_take_bytes(set) && graph.identities(set) == 0;
+        let suits =
+            |set| memory.experts_take_bytes(set) && graph.identities(set) == 0 && !adapts_experts(&graph);
         let suited: Vec<bool> = sets.map(suits).collect();
         if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
             && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
@@ -189,6 +190,7 @@ impl GpuExecutable {
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
         let given = Given::of(batch, Given::width(&self.graph))?;
+        self.graph.input_rows().try_for_each(|rows| batch.check_rows(rows.width()))?;
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
@@ -198,12 +200,22 @@ impl GpuExecutable {
         {
             processor.begin(device, (tiers, slots, hand_over))?;
         }
-        let shape = Shape { given, ..Shape::of(batch, ending) };
+        let shape = Shape {
+            given,
+            adapted: Adapted::of(batch, memory.low_rank.is_some()),
+            ..Shape::of(batch, ending)
+        };
         let moved = memory.set_inputs(device, graph, batch, &shape);
         if !matches!(moved, Ok(false)) {
             self.recordings.forget(device);
         }
         moved?;
+        for rows in graph.input_rows() {
+            let to = self.buffers.of[rows.index].map_or(memory.logits.buffer(), |own| memory.values[own]);
+            let mut bytes = Vec::with_capacity(size_of_val(batch.rows));
+            batch.rows.iter().for_each(|value| value.append(&mut bytes));
+            device.upload(to.into(), &bytes)?;
+        }
         let (steps, buffers) = (&self.steps, &self.buffers);
         let beside = self.beside.as_mut();
         let mut runner = Runner { device, graph, steps, buffers, memory, source: experts, beside };
