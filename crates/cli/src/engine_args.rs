@@ -16,6 +16,9 @@ use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, Spe
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
+/// The name of the only adapter of a model.
+pub const ADAPTER: &str = "lora";
+
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Activations {
@@ -70,6 +73,9 @@ impl Sharing {
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
+    /// The folder of an adapter that everything is computed with.
+    #[arg(skip)]
+    pub adapter: Option<PathBuf>,
     /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
@@ -197,6 +203,7 @@ impl EngineArgs {
             draft_max: self.draft_max,
             picture_pixels: pictures.as_ref().map(|pictures| pictures.pixels),
             mmproj: pictures.as_ref().and_then(|pictures| pictures.mmproj.clone()),
+            adapters: self.adapter.iter().map(|folder| adapter_in(folder)).collect(),
             ..Options::default()
         };
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
@@ -248,7 +255,7 @@ impl EngineArgs {
     ) -> Result<TextModel> {
         let sharing = Sharing { pictures, ..Sharing::ALONE };
         let Some(folder) = lora else { return self.open_text_shared(model, sharing, &[]) };
-        let source = AdapterSource { name: "lora".to_owned(), folder: folder.to_owned() };
+        let source = adapter_in(folder);
         let mut model = self.open_text_shared(model, sharing, std::slice::from_ref(&source))?;
         model.engine.set_adapter(Some(&source.name))?;
         Ok(model)
@@ -276,6 +283,11 @@ impl EngineArgs {
         warn_of_context(&model.engine);
         Ok(model)
     }
+}
+
+/// The adapter in a folder, named [`ADAPTER`].
+fn adapter_in(folder: &Path) -> AdapterSource {
+    AdapterSource { name: ADAPTER.to_owned(), folder: folder.to_owned() }
 }
 
 /// Says if the context is longer than what the model was made for.

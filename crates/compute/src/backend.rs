@@ -51,6 +51,8 @@ pub struct CompileOptions {
     pub keep_experts: bool,
     /// Whether [`Executable::every_hidden`] will be asked for.
     pub every_hidden: bool,
+    /// Bytes that [`Backend::bytes_beside`] says of a graph beside this one.
+    pub beside: u64,
 }
 
 /// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
@@ -325,6 +327,28 @@ pub trait Backend {
     /// [`crate::Error::NoDevice`] if there is no device.
     fn least_memory(&self, _graph: &Graph, _options: CompileOptions) -> Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// Bytes of the backend's own memory that `graph` takes beside another one, 0 where that is the processor's; `None` if there
+    /// is no place for it, which the other needs for more.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoDevice`] if there is no device.
+    fn bytes_beside(&self, _graph: &Graph, _options: CompileOptions) -> Result<Option<u64>> {
+        Ok(Some(0))
+    }
+
+    /// As [`Backend::compile`], of a graph beside another one, which is compiled afterwards.
+    ///
+    /// # Errors
+    /// As [`Backend::compile`].
+    fn compile_beside(
+        &self,
+        graph: &Graph,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        self.compile(graph, weights, options)
     }
 
     /// Bytes a second at which experts that are kept in host memory come to what computes, by a short trial; `None` if

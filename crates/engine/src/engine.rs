@@ -183,6 +183,7 @@ impl Engine {
         let compile = placement.compile_options(options);
         let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, adjustable, .. } =
             placement;
+        let encoder_place = placement.encoder;
         let trunk = model.trunk_bytes();
 
         let mut loaded = 0;
@@ -192,7 +193,7 @@ impl Engine {
         };
         let weights = model.load(&mut read)?;
         let draft_weights = model.load_draft(&weights, &mut read)?;
-        let encoder = Encoder::new(&model, backend, options, &mut read)?;
+        let encoder = Encoder::new(&model, encoder_place, backend, options, &mut read)?;
         let (description, precision) = (backend.describe(), (options.activations, kv_type));
         let (own_graph, own_weights) = model.own_graph();
         let fingerprint = Fingerprint::new(&own_graph, &weights[..own_weights], &description, precision);

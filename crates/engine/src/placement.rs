@@ -9,7 +9,7 @@ use crate::engine::Options;
 use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
-use crate::pictures;
+use crate::pictures::{self, EncoderPlace};
 use crate::speculation::{KEPT_HIDDEN, SpecType};
 use crate::{Error, Result};
 
@@ -65,6 +65,8 @@ pub struct Placement {
     pub keep_experts: bool,
     /// Whether the number of slots may change while the model runs.
     pub adjustable: bool,
+    /// Where the encoder of pictures runs, if there is one.
+    pub(crate) encoder: EncoderPlace,
     /// Whether tokens are drafted by a layer of the checkpoint.
     drafts: bool,
 }
@@ -115,7 +117,8 @@ impl Placement {
             None => 0,
         };
         let reading = model.experts.reading_bytes(options.read_depth);
-        let pictures = pictures::memory(model, backend, options)?;
+        let encoder_place = EncoderPlace::new(model, backend, options)?;
+        let pictures = pictures::memory(model, encoder_place, backend, options)?;
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -129,13 +132,10 @@ impl Placement {
                 .saturating_mul(2)
                 .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
             let (scratch, hidden) = (scratch.fold(0, u64::saturating_add), hidden_row.saturating_mul(rows));
-            // Where the model is in memory of the backend's own, these and what reads pictures are in the processor's all the same.
+            // Where the model is in memory of the backend's own, these and pictures are in the processor's all the same.
             let here = pictures.saturating_add(hidden);
-            let (scratch, beside) = if backend.has_own_memory() {
-                (scratch, here.saturating_add(encoder))
-            } else {
-                (scratch.saturating_add(here), 0)
-            };
+            let (scratch, beside) =
+                if backend.has_own_memory() { (scratch, here) } else { (scratch.saturating_add(here), 0) };
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);
@@ -229,6 +229,7 @@ impl Placement {
             kv_type,
             keep_experts,
             adjustable,
+            encoder: encoder_place,
             drafts,
         })
     }
@@ -246,6 +247,7 @@ impl Placement {
             outputs: if options.spec_type == SpecType::Off { 1 } else { options.draft_max.saturating_add(1) },
             keep_experts: self.keep_experts,
             every_hidden: self.drafts,
+            beside: self.encoder.own_bytes(),
         }
     }
 }

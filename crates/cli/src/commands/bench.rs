@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -19,7 +20,7 @@ use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
-use crate::engine_args::{Activations, EngineArgs, Sharing};
+use crate::engine_args::{ADAPTER, Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
 use crate::synthetic::SyntheticArgs;
 use crate::table::Table;
@@ -54,6 +55,9 @@ pub struct BenchArgs {
     /// Choose among the most likely tokens only, as many as together have this probability; 1 is off
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f32,
+    /// Folder of a LoRA adapter, as PEFT saves it, that all tokens are evaluated with
+    #[arg(long, value_name = "FOLDER")]
+    lora: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -377,12 +381,16 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let sequences = tests.iter().map(|test| test.sequences).max().unwrap_or(1);
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
+    engine_args.adapter.clone_from(&args.lora);
     let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
     let kv_tokens = (sequences > 1).then_some(kv_tokens);
     let sharing = Sharing { sequences, kv_tokens, ..Sharing::ALONE };
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
     let mut engine = args.synthetic.open(&args.model, &engine_args, Activations::Int8, sharing)?;
+    if args.lora.is_some() {
+        engine.set_adapter(Some(ADAPTER))?;
+    }
     let sampling =
         SamplerOptions { temperature: args.temperature, top_p: args.top_p, ..SamplerOptions::default() };
     sampling.validate(engine.model().graph.vocab_size())?;

@@ -345,6 +345,55 @@ arguments! {
     /// Of `moe_bucket`.
     BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
 
+    ["encoder.h" StandardizeConstants]
+    /// Of `standardize`.
+    StandardizeConstants { count: usize, width: usize }
+
+    ["encoder.h" LimitsConstants]
+    /// Of `clamp_between`.
+    LimitsConstants { count: usize, least: f32, most: f32 }
+
+    ["encoder.h" GeluConstants]
+    /// Of `gelu_form`.
+    GeluConstants { count: usize, erf: bool }
+
+    ["encoder.h" BlockRowsConstants]
+    /// Of `block_rows`.
+    BlockRowsConstants { count: usize, width: usize, rows: usize }
+
+    ["encoder.h" BidirectionalConstants]
+    /// Of `bidirectional_attention`.
+    BidirectionalConstants { width: usize, dim: usize, scale: f32 }
+
+    ["low_rank.h" LowRankConstants]
+    /// Of the kernels of adapters' updates.
+    LowRankConstants {
+        first: usize,
+        adapters: usize,
+        cols: usize,
+        rows: usize,
+        rank: usize,
+        count: usize,
+        share: usize,
+        top_k: usize,
+        weighs: bool,
+    }
+
+    ["low_rank.h" Update]
+    /// An adapter's matrices beside a weight, in a list in device memory; none by default.
+    UpdateWords { a: usize, b: usize, rank: usize, kinds: u32, scales: usize }
+
+    ["low_rank.h" AdaptedIdsConstants]
+    /// Of `adapted_ids`.
+    AdaptedIdsConstants {
+        first: usize,
+        adapters: usize,
+        projections: usize,
+        pairs: usize,
+        top_k: usize,
+        nowhere: usize,
+    }
+
     ["few_rows.h" ProductPart, "cuda/products.cu" ProductPart]
     /// One of the products of a dispatch; none by default, but for its bias.
     ProductPart {

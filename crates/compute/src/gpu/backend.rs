@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::device::Device;
 use super::memory::{
     all_bytes, device_keeps_experts, device_scratch_bytes, divide as divide_memory, least_memory, size,
-    usable,
+    usable, whole_memory,
 };
 use super::options::GpuOptions;
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
@@ -16,6 +16,8 @@ use crate::backend::{Backend, Compilation, CompileOptions, Executable};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Error, Result, Tensor};
 
+/// The part of a device's memory that a graph beside another may take: one in so many.
+const BESIDE: u64 = 8;
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
 
@@ -88,6 +90,13 @@ impl GpuBackend {
         (device.open)().map_err(named)
     }
 
+    /// Of the memory of a device that may be used, what is left beside another graph on the first one, if there is a limit:
+    /// else what is free says so.
+    fn memory_of(&self, index: usize, options: &CompileOptions) -> Option<u64> {
+        let beside = if index == 0 { options.beside } else { 0 };
+        self.devices[index].memory.map(|memory| memory.saturating_sub(beside))
+    }
+
     /// Parts of a graph for devices that have been opened, and `memory` of each, or what the options say.
     fn divide(
         &self,
@@ -96,12 +105,11 @@ impl GpuBackend {
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
-        let places: Vec<Place> = std::iter::zip(devices, &self.devices)
-            .map(|(device, own)| {
-                let info = device.info();
-                Place { memory: usable(&info, memory.or(own.memory)), info }
-            })
-            .collect();
+        let place = |(index, device): (usize, &Box<dyn Device>)| {
+            let info = device.info();
+            Place { memory: usable(&info, memory.or_else(|| self.memory_of(index, options))), info }
+        };
+        let places: Vec<Place> = devices.iter().enumerate().map(place).collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
     }
 }
@@ -162,9 +170,33 @@ impl Backend for GpuBackend {
             let Part { graph, ends, .. } = part;
             let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
             let own = least_memory(&device.info(), &graph, &buffers, &options, &self.options)?;
-            least = least.max(own);
+            // Those on the first device need no more than that.
+            least = least.max(own.saturating_add(options.beside));
         }
         Ok(Some(least))
+    }
+
+    fn bytes_beside(&self, graph: &Graph, options: CompileOptions) -> Result<Option<u64>> {
+        if supported::unsupported(graph).is_some() {
+            return Ok(None);
+        }
+        let (info, ends) = (self.open(0)?.info(), Ends::default());
+        let buffers = buffers(graph, &ends, &steps(graph, &ends));
+        let bytes = whole_memory(&info, graph, &buffers, &options)?;
+        Ok(Some(bytes).filter(|bytes| *bytes <= usable(&info, self.devices[0].memory) / BESIDE))
+    }
+
+    fn compile_beside(
+        &self,
+        graph: &Graph,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        graph.check_weights(&weights)?;
+        supported::check(graph)?;
+        let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+        let whole = (graph.clone(), Ends::default());
+        Ok(Box::new(GpuExecutable::new(self.open(0)?, whole, &weights, &options, &gpu)?))
     }
 
     fn link_bandwidth(&self) -> Result<Option<f64>> {
@@ -193,17 +225,17 @@ impl Backend for GpuBackend {
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
-        if self.devices.len() == 1 {
-            let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
-            let graph = whole(graph, &options)?;
-            return Ok(Box::new(GpuExecutable::new(self.open(0)?, graph, &weights, &options, &gpu)?));
+        let mut devices =
+            (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        if devices.len() == 1 {
+            let (device, graph) = (devices.remove(0), whole(graph, &options)?);
+            let gpu = GpuOptions { memory: self.memory_of(0, &options), ..self.options };
+            return Ok(Box::new(GpuExecutable::new(device, graph, &weights, &options, &gpu)?));
         }
         let options = CompileOptions { every_hidden: false, ..options };
-        let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         let parts = self.divide(graph, &devices, &options, None)?;
-        let numbered = devices.into_iter().zip(&self.devices).map(|(device, own)| {
-            let &GpuDevice { number, memory, .. } = own;
-            Numbered { number, device, memory }
+        let numbered = devices.into_iter().zip(&self.devices).enumerate().map(|(index, (device, own))| {
+            Numbered { number: own.number, device, memory: self.memory_of(index, &options) }
         });
         let numbered: Vec<_> = numbered.take(parts.len()).collect();
         Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))
@@ -227,7 +259,7 @@ impl Backend for GpuBackend {
             of.graph.check_weights(&of.weights)?;
             supported::check(of.graph)?;
         }
-        let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+        let gpu = GpuOptions { memory: self.memory_of(0, &model.options), ..self.options };
         let info = self.open(0)?.info();
         let graphs = [whole(model.graph, &model.options)?, whole(draft.graph, &draft.options)?];
         let sized = |(graph, ends): &(Graph, Ends), options: &CompileOptions| {

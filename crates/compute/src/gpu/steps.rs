@@ -37,6 +37,8 @@ pub(crate) enum Step {
         /// Outputs y become cap · tanh(y / cap).
         cap: Option<f32>,
         residual: Option<Value>,
+        /// The node whose adapters add to it, if it has some.
+        adapted: Option<usize>,
         out: Value,
     },
     RmsNorm {
@@ -119,6 +121,8 @@ pub(crate) enum Step {
         experts: ExpertSetId,
         mlp: ExpertMlp,
         residual: Option<Value>,
+        /// As of linear layers.
+        adapted: Option<usize>,
         out: Value,
     },
     CausalConv1d {
@@ -204,8 +208,8 @@ impl Step {
 pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     let mut uses = vec![0; graph.values];
     // What comes with a batch is written before its steps run.
-    let nodes = graph.nodes.iter().filter(|node| !matches!(node.op, Op::InputRows(_)));
-    let all: Vec<Step> = nodes.map(|node| step(graph, &node.op, node.out)).collect();
+    let nodes = (0..graph.nodes.len()).filter(|node| !matches!(graph.nodes[*node].op, Op::InputRows(_)));
+    let all: Vec<Step> = nodes.map(|node| step(graph, node)).collect();
     let yielded = ends.outputs.iter().copied().chain([graph.logits]);
     for value in all.iter().flat_map(Step::inputs).chain(yielded) {
         uses[value.index] += 1;
@@ -274,7 +278,9 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
     });
 }
 
-fn step(graph: &Graph, op: &Op, output: Output) -> Step {
+fn step(graph: &Graph, node: usize) -> Step {
+    let (op, output) = (&graph.nodes[node].op, graph.nodes[node].out);
+    let adapted = |low_rank: bool| low_rank.then_some(node);
     let alone = || Step::Alone { op: op.clone(), out: output };
     let out = match (op, output) {
         (
@@ -288,8 +294,9 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
     };
     match *op {
         Op::Embed(EmbedOp { table }) => Step::Embed { table, out },
-        Op::Linear(LinearOp { x, weight, bias, precision, cap, .. }) => {
-            Step::Linear { x, weight, bias, precision, cap, residual: None, out }
+        Op::Linear(LinearOp { x, weight, bias, precision, cap, ref low_rank }) => {
+            let adapted = adapted(!low_rank.is_empty());
+            Step::Linear { x, weight, bias, precision, cap, residual: None, adapted, out }
         }
         Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps })
             if graph.weights[weight.0].matrix.cols == x.width / groups =>
@@ -309,9 +316,10 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
             Step::SwiGlu { gate, up, out }
         }
         Op::Add(AddOp { a, b }) => Step::Add { a, b, out },
-        Op::Clamp(ClampOp { x, limits: [_, limit] }) => Step::Clamp { x, limit, out },
-        Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp, .. }) => {
-            Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
+        Op::Clamp(ClampOp { x, limits: [least, limit] }) if least == -limit => Step::Clamp { x, limit, out },
+        Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp, ref low_rank }) => {
+            let adapted = adapted(!low_rank.is_empty());
+            Step::MoeExperts { x, routing, experts, mlp, residual: None, adapted, out }
         }
         Op::Gate(GateOp { x, gate, function }) => Step::Gate { x, gate, function, out },
         Op::Slice(SliceOp { x, groups, start, len }) => Step::Slice { x, groups, start, len, out },

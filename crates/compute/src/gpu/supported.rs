@@ -2,6 +2,7 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, and states in registers, which are limited.
 
+use crate::gpu::memory::is_plain;
 use crate::graph::{CompressedCacheId, Graph, Op};
 use crate::{Error, Result};
 
@@ -45,17 +46,21 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
             (op.shape.state_size > 256).then_some("state space models of more than 256 numbers a channel")
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
-        Op::Linear(op) => (!op.low_rank.is_empty()).then_some("adapters"),
-        Op::MoeExperts(op) => (!op.low_rank.is_empty()).then_some("adapters"),
+        Op::Linear(_) | Op::MoeExperts(_) => {
+            (!is_plain(graph, op)).then_some("adapters in other encodings than F32, F16 and BF16")
+        }
         Op::SoftmaxMix(op) => (op.values.len() > 14).then_some("mixtures of more than 14 values"),
-        Op::Clamp(op) => (op.limits[0] != -op.limits[1]).then_some("limits of two sizes"),
-        Op::Standardize(_) | Op::BlockRows(_) | Op::Gelu(_) | Op::BidirectionalAttention(_) => {
-            Some(op.label())
+        Op::BidirectionalAttention(op) => {
+            (op.q.width() / op.heads > 128).then_some("heads of more than 128 channels that see all rows")
         }
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)
         | Op::Add(_)
+        | Op::Clamp(_)
+        | Op::Standardize(_)
+        | Op::BlockRows(_)
+        | Op::Gelu(_)
         | Op::InputRows(_)
         | Op::GivenEmbeddings(_)
         | Op::Slice(_)

@@ -1,9 +1,11 @@
 //! The emulated device runs kernels as a GPU would, and reports their faults: copies of kernels with a planted fault
 //! must each be caught.
 
+use moeflux_compute::backend::{Backend, CompileOptions};
 use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{BufferId, Device, Dispatch, Grid, Order, constants};
-use moeflux_compute::{Result, reference};
+use moeflux_compute::gpu::{BufferId, Device, Dispatch, GpuBackend, GpuOptions, Grid, Order, constants};
+use moeflux_compute::graph::{GraphBuilder, MatrixSpec, Precision};
+use moeflux_compute::{DType, Result, Tensor, reference};
 
 /// A dispatch with what is in its buffers.
 struct Run {
@@ -255,4 +257,23 @@ fn a_wrong_stride_shows_in_the_result() {
         let faulty = matmul().on(faulty);
         assert!(!faulty.is_ok_and(|got| close(&got)), "a wrong stride goes unnoticed");
     }
+}
+
+#[test]
+fn a_graph_beside_another_has_at_most_an_eighth_of_the_memory() {
+    let mut g = GraphBuilder::new();
+    let x = g.input_rows(64);
+    let weight = g.weight("weight", MatrixSpec { dtype: DType::F32, rows: 32, cols: 64 });
+    let out = g.linear(x, weight, None, Precision::Fast).unwrap();
+    let graph = g.finish(out);
+    let options = CompileOptions { max_rows: 9, ..CompileOptions::default() };
+    let of = |memory: Option<u64>| {
+        let gpu = GpuOptions { memory, ..GpuOptions::default() };
+        GpuBackend::new("emulator", gpu, || Ok(Box::new(Emulator::new(1))))
+    };
+    let bytes = of(None).bytes_beside(&graph, options).unwrap().expect("there is much memory");
+    let fits = |memory| of(Some(memory)).bytes_beside(&graph, options).unwrap();
+    assert_eq!([fits(8 * bytes), fits(8 * bytes - 1)], [Some(bytes), None]);
+    let weights = vec![Tensor::from_f32(32, 64, &[0.5; 32 * 64]).unwrap()];
+    assert!(of(Some(8 * bytes)).compile_beside(&graph, weights, options).is_ok());
 }

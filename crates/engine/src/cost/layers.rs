@@ -335,6 +335,7 @@ impl Excerpt {
             outputs: 1,
             keep_experts: false,
             every_hidden: false,
+            beside: 0,
         };
         let state = (page_bytes(&self.graph, options.kv_type) as u64)
             .saturating_mul(pages as u64)

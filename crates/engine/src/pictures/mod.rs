@@ -4,7 +4,8 @@
 //! prompt where the picture is. Evaluating such ids takes the rows of the picture in place of embeddings of tokens; it must
 //! be alive then. A session that has evaluated them needs it no more.
 //!
-//! The encoder runs on the processor, also where the model runs on GPUs.
+//! The encoder runs where the model does, on the first of several GPUs, but on the processor where a GPU has no kernels for it
+//! or too little memory beside the model.
 
 mod blocks;
 mod decode;
@@ -243,31 +244,63 @@ fn compile_options(activations: ActivationMode, rows: usize) -> CompileOptions {
     CompileOptions { activations, kv_type: KvType::F32, max_rows: rows, ..CompileOptions::default() }
 }
 
-/// What an encoder runs on beside a model on `backend`: that, or the processor where that has no kernels for it.
-fn with_backend<T>(
-    backend: &dyn Backend,
-    (encoder, options): (&Model, &Options),
-    run: impl FnOnce(&dyn Backend) -> Result<T>,
-) -> Result<T> {
-    match backend.refuses(&encoder.graph) {
-        Some(_) => run(&options.processor.backend()?),
-        None => run(backend),
+/// Where an encoder runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EncoderPlace {
+    /// On the processor, whatever the model runs on.
+    Processor,
+    /// Beside the model, with so many bytes of the backend's own memory.
+    Beside(u64),
+}
+
+impl EncoderPlace {
+    /// That of the encoder of `model`, if it has one.
+    ///
+    /// # Errors
+    /// If there is no device.
+    pub(crate) fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
+        let Some(vision) = &model.vision else { return Ok(Self::Beside(0)) };
+        let graph = &vision.encoder.graph;
+        let [_, rows] = vision.form.most(options.picture_pixels.unwrap_or(0));
+        if backend.refuses(graph).is_some() {
+            return Ok(Self::Processor);
+        }
+        let bytes = backend.bytes_beside(graph, compile_options(options.activations, rows))?;
+        Ok(bytes.map_or(Self::Processor, Self::Beside))
+    }
+
+    /// Bytes of the backend's own memory.
+    pub(crate) fn own_bytes(self) -> u64 {
+        match self {
+            Self::Processor => 0,
+            Self::Beside(bytes) => bytes,
+        }
     }
 }
 
-/// Bytes that the encoder of `model` takes besides its weights, for pictures of up to as many pixels as `options` say; 0 if there
-/// is none.
+/// Bytes of the processor's memory that the encoder of `model` takes, besides its weights unless those are in a backend's own, for
+/// pictures of up to as many pixels as `options` say; 0 if there is none.
 ///
 /// # Errors
 /// [`Error::Option`] for threads of the processor that cannot be meant.
-pub(crate) fn memory(model: &Model, backend: &dyn Backend, options: &Options) -> Result<u64> {
+pub(crate) fn memory(
+    model: &Model,
+    place: EncoderPlace,
+    backend: &dyn Backend,
+    options: &Options,
+) -> Result<u64> {
     let Some(vision) = &model.vision else { return Ok(0) };
     let Vision { encoder, form, positions, .. } = &**vision;
     let [made, rows] = form.most(options.picture_pixels.unwrap_or(0));
     let compile = compile_options(options.activations, rows);
-    let scratch = with_backend(backend, (encoder, options), |backend| {
-        Ok(backend.scratch_bytes(&encoder.graph, compile) as u64)
-    })?;
+    let scratch = match place {
+        EncoderPlace::Processor => {
+            let scratch = options.processor.backend()?.scratch_bytes(&encoder.graph, compile) as u64;
+            scratch.saturating_add(if backend.has_own_memory() { encoder.trunk_bytes() } else { 0 })
+        }
+        EncoderPlace::Beside(_) if backend.has_own_memory() => 0,
+        EncoderPlace::Beside(_) => backend.scratch_bytes(&encoder.graph, compile) as u64,
+    };
     let table = encoder.graph.weights()[positions.index()].matrix;
     let floats = (rows as u64)
         .saturating_mul(vision.row_width() as u64)
@@ -286,6 +319,7 @@ impl Encoder {
     /// The encoder of `model`, if it was recorded; `progress` gets the bytes of each weight.
     pub(crate) fn new(
         model: &Model,
+        place: EncoderPlace,
         backend: &dyn Backend,
         options: &Options,
         progress: impl FnMut(u64),
@@ -298,9 +332,12 @@ impl Encoder {
         let class = class.map(|class| dequantize(weights[class.index()].view())).transpose()?;
         let positions = PositionTable { width: table.cols(), values: dequantize(table.view())?, class };
         let compile = compile_options(options.activations, form.most(most_pixels)[1]);
-        let executable = with_backend(backend, (encoder, options), |backend| {
-            Ok(backend.compile(&encoder.graph, weights, compile)?)
-        })?;
+        let executable = match place {
+            EncoderPlace::Processor => {
+                options.processor.backend()?.compile(&encoder.graph, weights, compile)?
+            }
+            EncoderPlace::Beside(_) => backend.compile_beside(&encoder.graph, weights, compile)?,
+        };
         let (alive, last) = (HashMap::new(), None);
         Ok(Some(Self { form: form.clone(), executable, positions, most_pixels, alive, last }))
     }

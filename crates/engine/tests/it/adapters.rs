@@ -9,10 +9,11 @@ use moeflux::{
 };
 use moeflux_compute::backend::{ActivationMode, Backend};
 use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 use moeflux_compute::reference::Reference;
 use safetensors::SafeTensors;
 
-use crate::support::{self, Fixture, Golden, bits, f32_options};
+use crate::support::{self, Fixture, Golden, bits, f32_options, gpus};
 
 /// As for logits without adapters.
 const RELATIVE_ERROR: f32 = 3e-5;
@@ -87,7 +88,9 @@ fn relative_error(got: &[f32], golden: &[f32]) -> f32 {
 #[test]
 fn logits_are_those_of_peft() {
     for adapter in Adapter::all() {
-        for backend in [&cpu() as &dyn Backend, &Reference] {
+        let gpus = gpus(GpuOptions::default());
+        let others = gpus.iter().map(|gpu| gpu as &dyn Backend);
+        for backend in [&cpu() as &dyn Backend, &Reference].into_iter().chain(others) {
             let mut engine = adapter.open(backend, &adapter.options());
             let got = logits(&mut engine, Some(&adapter.name), &adapter.golden.tokens);
             let error = relative_error(&got, &adapter.golden.logits);
@@ -125,6 +128,60 @@ fn streamed_experts_change_no_bit() {
             );
             assert!(engine.take_stats().cache.misses > 0, "{name}");
         }
+    }
+}
+
+/// A prompt, then single tokens, the third of which is a recording of the second: the same bits wherever experts are.
+#[test]
+fn streamed_experts_change_no_bit_on_gpus() {
+    for (name, base) in [("qwen3_moe_everything", f32_options()), ("mixtral_gguf", Options::default())] {
+        let adapter = Adapter::named(name);
+        let base = Options { adapters: vec![adapter.source()], ..base };
+        let (prompt, rest) = adapter.golden.tokens.split_at(adapter.golden.tokens.len() - 3);
+        let run = |backend: &GpuBackend, options: &Options| {
+            let mut engine = adapter.open(backend, options);
+            let mut session = engine.session_with(Some(name)).unwrap();
+            let mut out = engine.eval(&mut session, prompt, Outputs::All).unwrap();
+            for token in rest {
+                out.extend(engine.eval(&mut session, &[*token], Outputs::All).unwrap());
+            }
+            bits(&out)
+        };
+        let all = gpus(GpuOptions::default());
+        let resident: Vec<Vec<u32>> = all.iter().map(|gpu| run(gpu, &base)).collect();
+        let few = GpuOptions { expert_slots: Some(2), ..GpuOptions::default() };
+        let cached = Options { expert_cache: Some(2), ..base.clone() };
+        for (gpu, resident) in gpus(few).iter().zip(&resident) {
+            assert!(*resident == run(gpu, &cached), "{name}, {}: from the host's cache", gpu.describe());
+        }
+        // Host memory has all, and the processor would compute some.
+        let processor = Some(ProcessorShare { threads: 2, part: Some(0.5) });
+        let kept = gpus(GpuOptions { host_memory: true, processor, ..few });
+        for (gpu, resident) in kept.iter().zip(&resident) {
+            assert!(*resident == run(gpu, &base), "{name}, {}: from host memory", gpu.describe());
+        }
+    }
+}
+
+/// As in a batch of the same rows of an engine without adapters.
+#[test]
+fn rows_without_an_adapter_keep_their_bits_beside_others_on_gpus() {
+    let adapter = Adapter::named("qwen3_moe_everything");
+    let tokens = &adapter.golden.tokens[..12];
+    let run = |gpu: &GpuBackend, adapters: Vec<AdapterSource>, other: Option<&str>| {
+        let options = Options { sequences: 2, kv_tokens: Some(2048), adapters, ..f32_options() };
+        let mut engine = adapter.open(gpu, &options);
+        let mut sessions = [None, other].map(|name| engine.session_with(name).unwrap());
+        let part = |session| Part { session, tokens, outputs: Some(Outputs::All) };
+        let mut parts: Vec<Part<'_>> = sessions.iter_mut().map(part).collect();
+        engine.eval_batch(&mut parts).unwrap()
+    };
+    for gpu in gpus(GpuOptions::default()) {
+        let plain = run(&gpu, vec![], None);
+        let mixed = run(&gpu, vec![adapter.source()], Some(&adapter.name));
+        assert_eq!(bits(&mixed[0]), bits(&plain[0]), "{}", gpu.describe());
+        let golden = &adapter.golden.logits[..mixed[1].len()];
+        assert!(relative_error(&mixed[1], golden) < RELATIVE_ERROR, "{}", gpu.describe());
     }
 }
 

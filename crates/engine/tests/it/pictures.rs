@@ -12,7 +12,7 @@ use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::reference::Reference;
 use serde_json::json;
 
-use crate::support::{Fixture, Golden, bits, f32_options};
+use crate::support::{Fixture, Golden, bits, f32_options, gpus};
 
 /// Largest difference of a logit relative to the largest one: two ways of summing in f32, through tower and text model.
 const RELATIVE_ERROR: f32 = 3e-5;
@@ -184,14 +184,16 @@ fn kernels_of_mlx_have_their_channels_last() {
     );
 }
 
-/// The text model on a GPU, the tower on the processor: the logits of transformers, and the same bits with few experts there.
+/// Tower and text model on a GPU: the logits of transformers, and the same bits with few experts there.
 #[test]
 fn models_on_gpus_read_pictures() {
-    for family in FAMILIES.into_iter().filter(|family| *family != AT_ONCE) {
+    let numbers = 0..gpus(GpuOptions::default()).len();
+    let families = FAMILIES.into_iter().filter(|family| *family != AT_ONCE);
+    for (family, number) in families.flat_map(|family| numbers.clone().map(move |number| (family, number))) {
         let golden = golden_of(family);
         let on_device = |slots: Option<usize>, options: &Options| {
             let gpu = GpuOptions { expert_slots: slots, ..GpuOptions::default() };
-            let backend = GpuBackend::new("emulator", gpu, || Ok(Box::new(Emulator::new(7))));
+            let backend = gpus(gpu).swap_remove(number);
             let mut engine = open_family(family, &backend, options);
             let pictures = read(&mut engine);
             let tokens = placed(&golden, &pictures);

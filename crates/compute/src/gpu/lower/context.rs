@@ -1,7 +1,8 @@
 //! [`Lowering`]: what all lowering of steps starts from, and [`Launch`]: how a dispatch is made.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use super::low_rank::LinearUpdate;
 use crate::DType;
 use crate::backend::KvType;
 use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
@@ -88,6 +89,8 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// Whether they are those of outputs.
     pub(super) gathered: bool,
+    /// Values that have such rows.
+    pub(super) of_outputs: HashSet<Value>,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
     /// What it holds as `wide_enter` writes it.
@@ -104,6 +107,8 @@ pub(super) struct Lowering<'a> {
     pub(super) waiting: Vec<Product>,
     /// The products right before.
     pub(super) siblings: Siblings,
+    /// What adapters add to products of one input that are queued or wait.
+    pub(super) updates: Vec<LinearUpdate>,
 }
 
 /// Elements of rows that a group of threads takes one each of.
@@ -176,6 +181,7 @@ impl<'a> Lowering<'a> {
             run: vec![],
             rows: shape.rows,
             gathered: false,
+            of_outputs: HashSet::new(),
             converted: None,
             spread: None,
             entered: None,
@@ -184,6 +190,7 @@ impl<'a> Lowering<'a> {
             routed: None,
             waiting: vec![],
             siblings: Siblings::default(),
+            updates: vec![],
         }
     }
 

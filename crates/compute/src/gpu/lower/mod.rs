@@ -6,8 +6,10 @@ mod attention;
 mod bytes;
 mod context;
 mod elementwise;
+mod encoder;
 mod experts;
 mod linear;
+mod low_rank;
 mod ngrams;
 mod operations;
 mod panels;
@@ -56,7 +58,21 @@ impl Lowering<'_> {
         }
     }
 
+    /// Rows are those of what the step reads: of tokens or of outputs.
+    fn choose_rows(&mut self, step: &Step) {
+        let gathered = step.inputs().iter().any(|value| self.of_outputs.contains(value));
+        if gathered != self.gathered {
+            self.flush_products();
+            self.gathered = gathered;
+            self.rows = if gathered { self.shape.outputs } else { self.shape.rows };
+        }
+        if gathered || matches!(step, Step::GatherRows { .. }) {
+            self.of_outputs.extend(step.output());
+        }
+    }
+
     fn step(&mut self, step: &Step) {
+        self.choose_rows(step);
         let siblings = std::mem::take(&mut self.siblings);
         if !matches!(step, Step::Linear { .. }) {
             self.flush_products();
@@ -64,14 +80,22 @@ impl Lowering<'_> {
         let dispatch = match *step {
             Step::Alone { ref op, out } => return self.alone(op, out),
             Step::Embed { table, out } => self.embed(table, out),
-            Step::Linear { x, weight, bias, precision, cap, residual, out } => {
+            Step::Linear { x, weight, bias, precision, cap, residual, adapted, out } => {
+                // An update of what this reads comes before.
+                if self.updates.iter().any(|update| update.x != x) {
+                    self.flush_products();
+                }
                 self.product(Product { x, weight, bias, residual, precision, out }, siblings);
+                self.updates.extend(self.update(adapted, x, out));
                 let Some(cap) = cap else { return };
                 self.flush_products();
                 self.elements("soft_cap", &[out], cap, out)
             }
             Step::RmsNorm { x, weight, groups, eps, out } => {
-                if groups == 1 && self.defer_norm(DeferredNorm { x, weight, eps }, out) {
+                if groups == 1
+                    && self.defer_norm(DeferredNorm { x, weight, eps }, out)
+                    && !self.is_adapted(out)
+                {
                     return;
                 }
                 self.norm(x, Some(weight), groups, eps, out)
@@ -108,8 +132,9 @@ impl Lowering<'_> {
                     }
                 }
             }
-            Step::MoeExperts { x, routing, experts: set, mlp, residual, out } => {
-                return self.moe_experts(&MoeStep { x, routing, set, mlp, residual, out });
+            Step::MoeExperts { x, routing, experts: set, mlp, residual, adapted, out } => {
+                let updates = self.updates_of(adapted);
+                return self.moe_experts(&MoeStep { x, routing, set, mlp, residual, updates, out });
             }
             Step::CausalConv1d { x, weight, bias, kernel, dilation, plain, state, out } => {
                 let weights = [self.vector(weight), self.optional(bias)];

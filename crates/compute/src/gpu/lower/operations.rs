@@ -98,11 +98,15 @@ impl Lowering<'_> {
             Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
                 return self.ngram_embed(ngrams, state, to);
             }
+            Op::Clamp(ref op) => self.clamp_between(op, to),
+            Op::Standardize(ref op) => self.standardize(op, to),
+            Op::BlockRows(ref op) => self.block_rows(op, to),
+            Op::Gelu(ref op) => self.gelu(op, to),
+            Op::BidirectionalAttention(ref op) => self.bidirectional_attention(op, to),
             // Steps of their own, which others are fused with, and no step at all.
             Op::Embed(_)
             | Op::InputRows(_)
             | Op::Add(_)
-            | Op::Clamp(_)
             | Op::Slice(_)
             | Op::GatherRows(_)
             | Op::Linear(_)
@@ -113,9 +117,6 @@ impl Lowering<'_> {
             | Op::MoeExperts(_)
             | Op::CausalConv1d(_)
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
-            Op::Standardize(_) | Op::BlockRows(_) | Op::Gelu(_) | Op::BidirectionalAttention(_) => {
-                unreachable!("refused")
-            }
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),
         };

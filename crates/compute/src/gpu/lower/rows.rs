@@ -70,13 +70,12 @@ impl Lowering<'_> {
         Launch { unit: "rows", kernel: "slice", buffers: &buffers, constants }.each(count)
     }
 
-    /// The rows that are wanted of the batch's last layer; from here on there are no others.
-    pub(super) fn gather_rows(&mut self, x: Value, out: Value) -> Dispatch {
-        (self.rows, self.gathered) = (self.shape.outputs, true);
+    /// The rows that are wanted.
+    pub(super) fn gather_rows(&self, x: Value, out: Value) -> Dispatch {
         let buffers = [self.value(x), self.input(self.layout.outputs), self.value(out)];
         let constants = &GatherConstants { width: x.width() };
         Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants }
-            .over([self.rows, 1, 1], THREADS)
+            .over([self.shape.outputs, 1, 1], THREADS)
     }
 
     /// Scales rows by where their tokens are.

@@ -7,7 +7,7 @@ use super::expert_layout::{all_bytes, least_bytes, most_chosen};
 use super::experts::{Room, table_bytes};
 use super::inputs::{InputLayout, STEPWISE_ROWS, Turn};
 use super::weights::{ALIGNMENT, placed};
-use super::{ngrams, scratch};
+use super::{low_rank, ngrams, scratch};
 use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
 use crate::gpu::device::DeviceInfo;
 use crate::gpu::options::GpuOptions;
@@ -53,6 +53,9 @@ impl Needs {
                 Op::NGramEmbed(op) => all.push(ngrams::bytes(&op.ngrams, op.tables.len())),
                 _ => {}
             }
+        }
+        if low_rank::adapters(graph) > 0 {
+            all.extend(low_rank::bytes(graph, rows));
         }
         all.push(InputLayout::most_bytes(rows, graph, turns));
         all.push(logits_bytes(graph, options));

@@ -1,5 +1,6 @@
 //! How routed experts lie in slots of device and host memory.
 
+use super::low_rank::adapts_experts;
 use super::weights::placed;
 use crate::Result;
 use crate::gpu::arguments::{Format, PartConstants};
@@ -69,9 +70,11 @@ pub(crate) fn layouts(graph: &Graph) -> Result<Vec<ExpertLayout>> {
     graph.expert_sets().iter().map(ExpertLayout::new).collect()
 }
 
-/// Whether the device may give slots by itself to experts that host memory keeps: it knows of none that are nowhere.
+/// Whether the device may give slots by itself to experts that host memory keeps: it knows of none that are nowhere, as
+/// those of rows that an adapter does not change are to kernels for others.
 pub(crate) fn device_keeps_experts(graph: &Graph) -> bool {
-    (0..graph.expert_sets().len()).all(|set| graph.identities(ExpertSetId(set)) == 0)
+    let identities = (0..graph.expert_sets().len()).any(|set| graph.identities(ExpertSetId(set)) > 0);
+    !identities && !adapts_experts(graph)
 }
 
 /// Bytes of all experts of a graph in the form of slots.

@@ -9,6 +9,7 @@ use super::exchange::{Owner, guests};
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::hand_over::HandOver;
 use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
+use super::low_rank::adapts_experts;
 use super::tiers::{ABSENT, TierPlan, Tiers, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
@@ -69,9 +70,11 @@ pub(super) fn table_bytes(graph: &Graph) -> usize {
     experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 7 * 4 + HandOver::BYTES + ALIGNMENT
 }
 
-/// Entries of each set in the table: experts that return what they take have one, which says that they are nowhere.
+/// Entries of each set in the table: experts that return what they take have one, which says that they are nowhere, and so
+/// has what stands for those of rows without an adapter.
 fn entries(graph: &Graph) -> Vec<usize> {
-    let of = |(set, id): (&ExpertSet, usize)| set.experts + graph.identities(ExpertSetId(id));
+    let beside = usize::from(adapts_experts(graph));
+    let of = |(set, id): (&ExpertSet, usize)| set.experts + graph.identities(ExpertSetId(id)) + beside;
     graph.expert_sets().iter().zip(0..).map(of).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::low_rank;
 use crate::backend::{Batch, Embeddings, PAGE_TOKENS};
 use crate::gpu::arguments::{PlaceWords, SequenceWords};
 use crate::gpu::device::Words;
@@ -28,7 +29,31 @@ pub(crate) struct Shape {
     /// Rows at the beginning whose keys are divided into half as many: those of a sequence that is [stepwise](Shape::is_stepwise).
     pub(crate) halved: usize,
     pub(crate) given: Given,
+    pub(crate) adapted: Adapted,
     pub(crate) ending: Ending,
+}
+
+/// How many of a batch's rows have an adapter, in graphs with some.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Adapted {
+    #[default]
+    NoRow,
+    SomeRows,
+    AllRows,
+}
+
+impl Adapted {
+    /// Of a batch; `known` is whether the graph has adapters.
+    pub(crate) fn of(batch: &Batch<'_>, known: bool) -> Self {
+        let mut spans = batch.spans.iter().map(|span| span.adapter.is_some());
+        if !known || !spans.clone().any(|has| has) {
+            Self::NoRow
+        } else if spans.all(|has| has) {
+            Self::AllRows
+        } else {
+            Self::SomeRows
+        }
+    }
 }
 
 /// Embeddings that come with a batch.
@@ -85,6 +110,9 @@ pub(crate) const ROW_SPLITS: usize = 8 * MOST_SPLITS;
 const SPLIT_KEYS: usize = 128;
 pub(crate) const MOST_SPLITS: usize = 64;
 
+/// Stands for the adapter of a row that has none.
+const NO_ADAPTER: u32 = u32::MAX;
+
 /// Rows of one sequence that are each computed as if they were alone, at most.
 pub(crate) const STEPWISE_ROWS: usize = 8;
 
@@ -126,6 +154,7 @@ impl Shape {
             splits,
             halved,
             given: Given::default(),
+            adapted: Adapted::NoRow,
             ending,
         }
     }
@@ -186,11 +215,16 @@ pub(crate) struct InputLayout {
     pub(crate) given_rows: usize,
     /// (given rows, their width), f32.
     pub(crate) given: usize,
+    /// (rows), u32: adapters, or [`NO_ADAPTER`]; nothing if no row has one.
+    pub(crate) adapters: usize,
+    /// (outputs), u32: the same.
+    pub(crate) output_adapters: usize,
     pub(crate) bytes: usize,
 }
 
 impl InputLayout {
     pub(crate) fn new(shape: &Shape, ropes: &[Rope], turns: &[Turn]) -> Self {
+        let adapted = shape.adapted != Adapted::NoRow;
         let mut end = 0;
         let mut part = |words: usize| {
             let start = end;
@@ -206,6 +240,8 @@ impl InputLayout {
             angles: turns.iter().map(|turn| part(2 * ropes[turn.rope].inv_freq.len() * shape.rows)).collect(),
             given_rows: part(shape.given.rows),
             given: part(shape.given.rows * shape.given.width),
+            adapters: part(if adapted { shape.rows } else { 0 }),
+            output_adapters: part(if adapted { shape.outputs } else { 0 }),
             bytes: end,
         }
     }
@@ -214,12 +250,14 @@ impl InputLayout {
     pub(crate) fn most_bytes(rows: usize, graph: &Graph, turns: &[Turn]) -> usize {
         let given = Given { rows, width: Given::width(graph) };
         let (splits, halved, ending) = (1, 0, Ending::Logits);
-        let shape = Shape { rows, sequences: rows, outputs: rows, splits, halved, given, ending };
+        let adapted = if low_rank::adapters(graph) > 0 { Adapted::SomeRows } else { Adapted::NoRow };
+        let shape = Shape { rows, sequences: rows, outputs: rows, splits, halved, given, adapted, ending };
         Self::new(&shape, &graph.ropes, turns).bytes
     }
 
     /// The upload for `batch`.
-    pub(crate) fn pack(&self, batch: &Batch<'_>, given: Given, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
+    pub(crate) fn pack(&self, batch: &Batch<'_>, shape: &Shape, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
+        let given = shape.given;
         let mut out = Vec::with_capacity(self.bytes);
         let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(16), 0);
         batch.tokens.iter().for_each(|token| token.append(&mut out));
@@ -260,6 +298,17 @@ impl InputLayout {
             rows.flat_map(|row| &row[..given.width]).for_each(|value| value.append(&mut out));
             pad(&mut out);
         }
+        if shape.adapted != Adapted::NoRow {
+            let of_rows: Vec<u32> = batch
+                .spans
+                .iter()
+                .flat_map(|span| span.rows.clone().map(|_| span.adapter.unwrap_or(NO_ADAPTER)))
+                .collect();
+            of_rows.iter().for_each(|adapter| adapter.append(&mut out));
+            pad(&mut out);
+            batch.outputs.iter().for_each(|row| of_rows[*row as usize].append(&mut out));
+            pad(&mut out);
+        }
         debug_assert_eq!(out.len(), self.bytes);
         out
     }
@@ -270,7 +319,8 @@ pub(crate) fn page_numbers(batch: &Batch<'_>) -> Vec<u8> {
     let mut out = vec![];
     for span in batch.spans {
         let needed = (span.start + span.rows.len()).div_ceil(PAGE_TOKENS);
-        debug_assert!(span.pages.len() >= needed, "pages cover the batch");
+        // Graphs that keep nothing have none.
+        debug_assert!(span.pages.is_empty() || span.pages.len() >= needed, "pages cover the batch");
         span.pages.iter().for_each(|page| page.append(&mut out));
     }
     out

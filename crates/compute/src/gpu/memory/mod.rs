@@ -10,6 +10,7 @@ mod experts;
 mod hand_over;
 mod inputs;
 mod logits;
+mod low_rank;
 mod ngrams;
 mod scratch;
 mod state;
@@ -26,11 +27,13 @@ pub(super) use expert_layout::{ExpertMatrix, all_bytes, device_keeps_experts};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
-    BATCH_ROWS, Band, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
+    Adapted, BATCH_ROWS, Band, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
     PANEL_ROWS_BESIDE_WIDE, STEPWISE_ROWS, Shape, Turn, WIDE_ROWS,
 };
 use inputs::{page_numbers, turns};
 use logits::Logits;
+use low_rank::LowRankUpdates;
+pub(super) use low_rank::{Updates, adapts_experts, is_plain};
 pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
@@ -80,6 +83,8 @@ pub(super) struct Memory {
     pub(super) experts: DeviceExperts,
     pub(super) scratch: Scratch,
     pub(super) ngrams: HashMap<StateId, NGramTable>,
+    /// What adapters add, if the graph has some.
+    pub(super) low_rank: Option<LowRankUpdates>,
     /// Of the inputs' angles.
     pub(super) turns: Vec<Turn>,
     pub(super) inputs: BufferId,
@@ -163,7 +168,7 @@ impl Memory {
         let tensor_cores = multiplies_tiles(&info, options);
         let needs = Needs::new(graph, options, (buffers, &turns), tensor_cores)?;
         let budget = Budget::new(&info, graph, &needs, options, gpu)?;
-        let weights = weights::upload(device, tensors, &budget.far)?;
+        let weights = weights::upload(device, tensors, &budget.far, &low_rank::weights(graph))?;
         let values = buffers.widths.iter().map(|width| device.alloc((width * rows * 4).max(4)));
         let values = values.collect::<Result<_>>()?;
         let scratch = Scratch::new(device, graph, rows, tensor_cores, needs.room)?;
@@ -179,6 +184,7 @@ impl Memory {
         let page_numbers = Growing { buffer: alloc(PAGE_NUMBER_BYTES)?, bytes: PAGE_NUMBER_BYTES };
         let logits = Logits::new(device, logits_bytes(graph, options))?;
         let ngrams = ngrams::upload(device, graph, &weights)?;
+        let low_rank = LowRankUpdates::new(device, graph, &weights, rows)?;
         let state = State::new(device, graph, options.kv_type)?;
         let keep = options.keep_experts && gpu.host_memory && device_keeps_experts(graph);
         let experts = DeviceExperts::new(device, graph, budget.experts, keep)?;
@@ -193,6 +199,7 @@ impl Memory {
             experts,
             scratch,
             ngrams,
+            low_rank,
             turns,
             inputs,
             page_numbers,
@@ -220,12 +227,8 @@ impl Memory {
             self.logits.reserve(device, logits)?,
             self.grow_scores(device, graph, batch)?,
         ];
-        let inputs = InputLayout::new(shape, &graph.ropes, &self.turns).pack(
-            batch,
-            shape.given,
-            &graph.ropes,
-            &self.turns,
-        );
+        let inputs =
+            InputLayout::new(shape, &graph.ropes, &self.turns).pack(batch, shape, &graph.ropes, &self.turns);
         device.upload(self.inputs.into(), &inputs)?;
         if !self.held_pages.starts_with(&pages) {
             device.upload(self.page_numbers.buffer.into(), &pages)?;

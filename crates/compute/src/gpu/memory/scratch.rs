@@ -1,6 +1,7 @@
 //! Memory within a step: what kernels of one step leave for each other.
 
 use super::inputs::{BATCH_ROWS, FEW_ROWS, MOST_SPLITS, PANEL_ROWS};
+use super::low_rank;
 use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
 use crate::gpu::{steps, supported};
@@ -438,7 +439,8 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, ends: &Ends, rows: usize) -> u
     let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
     let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
     let scratch = scratch.chain([t.list, t.places, t.unpacked]);
-    let scratch = scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]);
+    let scratch =
+        scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]).chain(low_rank::bytes(graph, rows));
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)
 }

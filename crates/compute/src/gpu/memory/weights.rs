@@ -45,18 +45,23 @@ pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
     Ok((end, offsets))
 }
 
-/// Gives the device the weights: in one buffer, but for those that it can use where they are, and those that are `far`,
-/// which stay in host memory.
-pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor], far: &[bool]) -> Result<Vec<DeviceWeight>> {
+/// Gives the device the weights: in one buffer, but for those that it can use where they are unless they are `found` by
+/// where they are in that buffer, and those that are `far`, which stay in host memory.
+pub(crate) fn upload(
+    device: &mut dyn Device,
+    weights: &[Tensor],
+    far: &[bool],
+    found: &[bool],
+) -> Result<Vec<DeviceWeight>> {
     let mut adopted = vec![];
     let mut total = 0;
-    for (tensor, far) in weights.iter().zip(far) {
+    for ((tensor, far), found) in weights.iter().zip(far).zip(found) {
         if *far {
             adopted.push((matrix_of(tensor), Some(host_planes(device, tensor)?)));
             continue;
         }
         let planes = (0..tensor.dtype().planes()).map(|plane| device.adopt(tensor.plane(plane)));
-        let planes = planes.collect::<Result<Option<Vec<_>>>>()?;
+        let planes = if *found { None } else { planes.collect::<Result<Option<Vec<_>>>>()? };
         let matrix = matrix_of(tensor);
         total += if planes.is_some() { 0 } else { placed(matrix)?.0 };
         adopted.push((matrix, planes));

@@ -14,7 +14,7 @@ use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 pub(super) use self::turns::{Turns, Way};
 use super::device::{Device, Slice, Words};
-use super::memory::{Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape};
+use super::memory::{Adapted, Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape, adapts_experts};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
@@ -69,7 +69,8 @@ impl GpuExecutable {
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
-        let suits = |set| memory.experts_take_bytes(set) && graph.identities(set) == 0;
+        let suits =
+            |set| memory.experts_take_bytes(set) && graph.identities(set) == 0 && !adapts_experts(&graph);
         let suited: Vec<bool> = sets.map(suits).collect();
         if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
             && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
@@ -206,7 +207,11 @@ impl GpuExecutable {
         {
             processor.begin(device, (tiers, slots, hand_over))?;
         }
-        let shape = Shape { given, ..Shape::of(batch, ending) };
+        let shape = Shape {
+            given,
+            adapted: Adapted::of(batch, memory.low_rank.is_some()),
+            ..Shape::of(batch, ending)
+        };
         let moved = memory.set_inputs(device, graph, batch, &shape);
         if !matches!(moved, Ok(false)) {
             self.recordings.forget(device);

@@ -102,7 +102,7 @@ pub fn bidirectional_attention() -> Vec<Case> {
         let mut r = Recorder::new(8);
         let qkv = [(); 3].map(|()| r.input(heads * head_dim));
         let out = r.graph.bidirectional_attention(qkv, heads, 1.7 / (head_dim as f32).sqrt()).unwrap();
-        let case = r.case(format!("{heads} heads of {head_dim}"), out).off_devices();
+        let case = r.case(format!("{heads} heads of {head_dim}"), out);
         Case { batching: WHOLE, ..case }
     };
     [(1, 1), (4, 12), (3, 18), (2, 72)].map(case).into()

@@ -276,7 +276,7 @@ pub fn gelus() -> Vec<Case> {
         let mut r = Recorder::new(4);
         let x = r.input_of(width, |random| random.normal() * 4.0);
         let out = r.graph.gelu(x, form);
-        r.case(format!("{width}, {form:?}"), out).off_devices()
+        r.case(format!("{width}, {form:?}"), out)
     };
     [1, 37, 500].into_iter().flat_map(|width| [(width, Gelu::Erf), (width, Gelu::Tanh)]).map(case).collect()
 }
@@ -300,7 +300,7 @@ pub fn blocks_of_rows() -> Vec<Case> {
         let x = r.input(width);
         let out = r.graph.block_rows(x, rows);
         assert_eq!(out.width(), rows * width);
-        Case { batching: WHOLE, ..r.case(format!("{rows} of {width}"), out).off_devices() }
+        Case { batching: WHOLE, ..r.case(format!("{rows} of {width}"), out) }
     };
     [(1, 1), (7, 4), (33, 3)].map(case).into()
 }
@@ -310,7 +310,7 @@ pub fn standardized() -> Vec<Case> {
         let mut r = Recorder::new(15);
         let (x, mean, scale) = (r.input(width), r.vector(width), r.vector(width));
         let out = r.graph.standardize(x, mean, scale).unwrap();
-        r.case(format!("{width}"), out).off_devices()
+        r.case(format!("{width}"), out)
     };
     [1, 7, 500].map(case).into()
 }
@@ -320,7 +320,7 @@ pub fn limits_of_two_sizes() -> Vec<Case> {
         let mut r = Recorder::new(15);
         let x = r.input(width);
         let out = r.graph.clamp_between(x, limits);
-        r.case(format!("{width} within {limits:?}"), out).off_devices()
+        r.case(format!("{width} within {limits:?}"), out)
     };
     [(7, [-0.5, 1.0]), (40, [f32::NEG_INFINITY, 0.25]), (3, [0.1, f32::INFINITY])].map(case).into()
 }

@@ -10,6 +10,8 @@ use moeflux::experts::{CacheOptions, ExpertCache, PolicyKind, Prefetch, SlotPlan
 use moeflux::io::queue::ReadQueue;
 use moeflux::{Engine, Options, Outputs, models};
 use moeflux_compute::backend::{ActivationMode, Backend};
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use safetensors::SafeTensors;
 
 /// A folder with a checkpoint and its golden.
@@ -150,6 +152,17 @@ pub fn expert_cache(fixture: &str, slots: usize, queue: Box<dyn ReadQueue>) -> E
     let options =
         CacheOptions { policy: PolicyKind::Lru, prefetch: Prefetch::Always, ..CacheOptions::default() };
     ExpertCache::new(store, plan, queue, options, &mut |_| ()).unwrap()
+}
+
+/// The emulated GPU, and one that is here.
+pub fn gpus(options: GpuOptions) -> Vec<GpuBackend> {
+    let emulated = GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))));
+    #[cfg(target_os = "linux")]
+    if moeflux_compute::gpu::cuda::Cuda::open(0, None).is_ok() {
+        let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
+        return vec![emulated, GpuBackend::new("cuda", options, open)];
+    }
+    vec![emulated]
 }
 
 /// Logits of all `tokens` in a new session.

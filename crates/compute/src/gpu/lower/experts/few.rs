@@ -57,6 +57,8 @@ pub(super) struct FewExperts<'a> {
     /// (pairs, hidden), f32.
     pub(super) outputs: Slice,
     pub(super) out: Slice,
+    /// Whether the outputs of pairs are wanted, to be summed later.
+    pub(super) apart: bool,
 }
 
 /// Dispatches of routed experts.
@@ -74,14 +76,18 @@ impl Lowering<'_> {
     /// Leaves a choice to the experts or to what brings them, if they are the only ones to ask for it and can make it.
     pub(in crate::gpu::lower) fn defer_route(&mut self, choice: DeferredRoute, routing: Routing) -> bool {
         let mut readers = self.steps.iter().filter_map(|step| match step {
-            Step::MoeExperts { routing: own, experts, mlp, .. } if *own == routing => Some((*experts, mlp)),
+            Step::MoeExperts { routing: own, experts, mlp, adapted, .. } if *own == routing => {
+                Some((*experts, mlp, *adapted))
+            }
             _ => None,
         });
         let reader = readers.next().filter(|_| readers.next().is_none());
         let experts = &self.memory.experts;
         let counts = [self.rows, self.rows * routing.top_k()];
-        let deferred = reader.is_some_and(|(set, mlp)| {
-            if experts.resident() {
+        let deferred = reader.is_some_and(|(set, mlp, adapted)| {
+            if self.updates_of(adapted).is_some() {
+                false
+            } else if experts.resident() {
                 // Weights that enter with x are known before.
                 self.is_few() && mlp.weighted == Weighted::Output && self.few_encodings(set).is_some()
             } else {
@@ -137,7 +143,7 @@ impl Lowering<'_> {
         let ready = e.parts[2].start();
         // Where not all experts of a token may be there at once, or are anywhere, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];
-        let summed = e.mlp.identities == 0 && self.memory.experts.all_at_once(e.set, counts);
+        let summed = !e.apart && e.mlp.identities == 0 && self.memory.experts.all_at_once(e.set, counts);
         let [ids, _] = self.routing(e.routing);
         let outputs = (e.outputs, e.parts[2].matrix.rows);
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);

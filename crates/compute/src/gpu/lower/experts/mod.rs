@@ -3,6 +3,7 @@
 mod batch;
 mod few;
 mod floats;
+mod low_rank;
 mod panels;
 mod place;
 mod ring;
@@ -11,6 +12,7 @@ mod tensor;
 mod wide;
 
 use self::few::FewExperts;
+use self::low_rank::ExpertUpdate;
 use self::place::ChosenExperts;
 use self::tensor::TensorExperts;
 use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
@@ -19,7 +21,7 @@ use crate::gpu::arguments::{
     RouteConstants, ScaleChosenConstants, TokenRouteConstants,
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
-use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, most_blocks};
+use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
 use crate::graph::{Activation, ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
 /// Routed experts with their sum, + residual.
@@ -30,6 +32,8 @@ pub(super) struct MoeStep {
     pub(super) set: ExpertSetId,
     pub(super) mlp: ExpertMlp,
     pub(super) residual: Option<Value>,
+    /// What adapters add, if a row has one.
+    pub(super) updates: Option<Updates>,
     pub(super) out: Value,
 }
 
@@ -109,7 +113,7 @@ impl Lowering<'_> {
 
     /// Queues routed experts.
     pub(super) fn moe_experts(&mut self, step: &MoeStep) {
-        let MoeStep { x, routing, set, mlp, residual, out } = *step;
+        let MoeStep { x, routing, set, mlp, residual, updates, out } = *step;
         let [ids, weights] = self.routing(routing);
         let memory = self.memory;
         let experts = &memory.experts;
@@ -140,11 +144,18 @@ impl Lowering<'_> {
             residual: residual.map(|r| self.value(r)),
             outputs,
             out: self.value(out),
+            apart: updates.is_some(),
         };
         let (mut summed, mut ready, mut hands) = (false, usize::MAX, false);
+        if updates.is_some() {
+            // The choice is asked for again.
+            self.routed = None;
+        }
         // Kernels for tensor cores know no SiTU.
         let known = !matches!(mlp.activation, Activation::SituGlu { .. });
-        let mut body = if let Some(body) = known.then(|| self.streamed_experts(&few)).flatten() {
+        let mut body = if updates.is_some_and(|updates| self.all_adapted(&updates)) {
+            vec![]
+        } else if let Some(body) = known.then(|| self.streamed_experts(&few)).flatten() {
             body
         } else if let Some(body) = known.then(|| self.panel_experts(&few)).flatten() {
             body
@@ -160,8 +171,17 @@ impl Lowering<'_> {
         } else if let Some(body) = self.float_experts(&few) {
             body
         } else {
-            self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp)
+            self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp, None)
         };
+        if let Some(updates) = updates {
+            body.extend(self.adapted_experts(
+                x,
+                input_weights,
+                Pairs { set, ids, count: pairs, top_k },
+                mlp,
+                updates,
+            ));
+        }
 
         if experts.all_at_hand(set, [self.rows, pairs]) {
             let route = self.choices.get(&routing).map(|c| {
@@ -205,10 +225,12 @@ impl Lowering<'_> {
         weights: Option<Slice>,
         pairs: Pairs,
         mlp: ExpertMlp,
+        updates: Option<Updates>,
     ) -> Vec<Dispatch> {
         let Pairs { set, ids, top_k, .. } = pairs;
         let experts = &self.memory.experts;
-        let [gate, up, down] = *experts.parts(set);
+        let parts = *experts.parts(set);
+        let [gate, up, down] = parts;
         let table = experts.table(set, [self.rows, pairs.count]);
         let ExpertScratch { gates, ups, products, outputs } = self.memory.scratch.experts;
         let [gates, ups, products, outputs] = [gates, ups, products, outputs].map(Slice::from);
@@ -217,7 +239,7 @@ impl Lowering<'_> {
         let x = self.value(x);
         let mut body = vec![];
         let inner = gate.matrix.rows;
-        if self.rows > FEW_ROWS {
+        if self.rows > FEW_ROWS || updates.is_some() {
             body.push(self.bucket(pairs, [inner, down.matrix.rows]));
         }
         let projection = |p: Projection<'_>| self.projection(pairs, p);
@@ -228,6 +250,12 @@ impl Lowering<'_> {
             body.push(projection(first(&gate, bias(0), gates)));
         }
         body.push(Dispatch { order, ..projection(first(&up, bias(1), ups)) });
+        let update = |which: usize, x: Slice, share: usize, to: Slice| {
+            updates.map(|updates| ExpertUpdate { updates, which, x, share, weights: None, to })
+        };
+        let first = [(0, gates), (1, ups)].into_iter().filter_map(|(which, to)| update(which, x, top_k, to));
+        let first: Vec<ExpertUpdate> = first.map(|update| ExpertUpdate { weights, ..update }).collect();
+        body.extend(self.expert_updates(pairs, &parts, &first));
         let count = pairs.count * inner;
         let activation = mlp.activation.into();
         let constants = &MoeActivateConstants { count, width: inner, activation };
@@ -243,6 +271,8 @@ impl Lowering<'_> {
             to,
             grid: 1,
         }));
+        let last: Vec<ExpertUpdate> = update(2, products, 1, outputs).into_iter().collect();
+        body.extend(self.expert_updates(pairs, &parts, &last));
         body
     }
 

@@ -163,8 +163,13 @@ impl Lowering<'_> {
         (parts, products(spans.iter().map(|(p, _)| self.weight(p.weight).matrix.dtype)))
     }
 
-    /// Queues the products that wait for others of their input.
+    /// Queues the products that wait for others of their input, and what adapters add to them.
     pub(in crate::gpu::lower) fn flush_products(&mut self) {
+        self.queue_products();
+        self.queue_updates();
+    }
+
+    fn queue_products(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let Some(first) = waiting.first() else { return };
         if let Some(scratch) = self.panel_scratch() {

@@ -34,6 +34,8 @@ impl Lowering<'_> {
         if self.few_linear(p) {
             return;
         }
+        // What adapters have added to the last ones comes between.
+        let before = if self.updates.is_empty() { before } else { Siblings::default() };
         self.flush_products();
         let (enter, dispatch) = if let Some(wide) = self.wide_linear(&p) {
             wide
