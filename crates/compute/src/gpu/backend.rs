@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
-use super::options::GpuOptions;
+use super::divided::{DividedExecutable, member_memory, obstacle};
+use super::memory::{Held, all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
+use super::options::{GpuOptions, Split};
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
@@ -12,6 +13,9 @@ use super::supported;
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Result, Tensor};
+
+/// Sequences at once from which on devices divide experts rather than layers, unless they are told.
+const DIVIDING_SEQUENCES: usize = 64;
 
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
@@ -77,7 +81,7 @@ impl GpuBackend {
     fn divide(
         &self,
         graph: &Graph,
-        devices: &[Box<dyn Device>],
+        devices: &[&dyn Device],
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
@@ -88,6 +92,40 @@ impl GpuBackend {
             })
             .collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
+    }
+
+    /// Devices that have been opened, with what they are called and may use.
+    fn numbered(&self, devices: Vec<Box<dyn Device>>) -> Vec<Numbered> {
+        let of = |(device, own): (Box<dyn Device>, &GpuDevice)| {
+            let &GpuDevice { number, memory, .. } = own;
+            Numbered { number, device, memory }
+        };
+        devices.into_iter().zip(&self.devices).map(of).collect()
+    }
+
+    /// Whether devices, several of them, divide the experts of every layer.
+    ///
+    /// # Errors
+    /// What keeps them from it, if that is asked for.
+    fn divides_experts(
+        &self,
+        graph: &Graph,
+        devices: &mut [Numbered],
+        options: &CompileOptions,
+    ) -> Result<bool> {
+        let wanted = match self.options.split {
+            Split::Layers => false,
+            Split::Experts => true,
+            Split::Auto => self.options.expert_slots.is_none() && options.sequences >= DIVIDING_SEQUENCES,
+        };
+        if !wanted {
+            return Ok(false);
+        }
+        match obstacle(devices, graph, options)? {
+            None => Ok(true),
+            Some(error) if self.options.split == Split::Experts => Err(error),
+            Some(_) => Ok(false),
+        }
     }
 }
 
@@ -135,6 +173,14 @@ impl Backend for GpuBackend {
         let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         // The least that does if every device may use as much.
         let mut least = 0;
+        if self.options.split == Split::Experts && devices.len() > 1 {
+            for (index, device) in devices.iter().enumerate() {
+                let held = Held { index, devices: devices.len() };
+                least = least.max(member_memory(&**device, graph, &options, held)?);
+            }
+            return Ok(Some(least));
+        }
+        let devices: Vec<&dyn Device> = devices.iter().map(|device| &**device).collect();
         for (part, device) in self.divide(graph, &devices, &options, Some(1))?.into_iter().zip(&devices) {
             let Part { graph, ends, .. } = part;
             let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
@@ -173,16 +219,19 @@ impl Backend for GpuBackend {
         let mut devices =
             (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         if devices.len() == 1 {
-            let (device, whole) = (devices.remove(0), (graph.clone(), Ends::default()));
+            let device = devices.remove(0);
             let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+            let whole = (graph.clone(), Ends::default(), Held::ALL);
             return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
         }
+        let mut numbered = self.numbered(devices);
+        if self.divides_experts(graph, &mut numbered, &options)? {
+            let divided = DividedExecutable::new(graph, numbered, &weights, &options, &self.options)?;
+            return Ok(Box::new(divided));
+        }
+        let devices: Vec<_> = numbered.iter().map(|numbered| &*numbered.device).collect();
         let parts = self.divide(graph, &devices, &options, None)?;
-        let numbered = devices.into_iter().zip(&self.devices).map(|(device, own)| {
-            let &GpuDevice { number, memory, .. } = own;
-            Numbered { number, device, memory }
-        });
-        let numbered: Vec<_> = numbered.take(parts.len()).collect();
+        numbered.truncate(parts.len());
         Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))
     }
 }

@@ -104,6 +104,8 @@ pub(super) struct Lowering<'a> {
     pub(super) waiting: Vec<Product>,
     /// The products right before.
     pub(super) siblings: Siblings,
+    /// Layers whose experts other devices hold a part of, so far.
+    pub(super) exchanged: usize,
 }
 
 /// Elements of rows that a group of threads takes one each of.
@@ -184,6 +186,7 @@ impl<'a> Lowering<'a> {
             routed: None,
             waiting: vec![],
             siblings: Siblings::default(),
+            exchanged: 0,
         }
     }
 

@@ -5,6 +5,7 @@
     unit!("compressed", "af257addbf0f3363", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
     unit!("decode", "a73555894c43d3bf", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
     unit!("delta_rule", "2982688b91c905ab", ["channel_delta_rule_2", "channel_delta_rule_32", "channel_delta_rule_8", "gated_delta_rule_2", "gated_delta_rule_32", "gated_delta_rule_8"]),
+    unit!("divided", "cebc836a104a596e", ["sum_divided"]),
     unit!("draw", "1abbf9708a7b182b", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
     unit!("elementwise", "573b3e95596f952e", ["activate", "add", "clamp_to", "round_blocks", "scaled_silu", "sigmoid_gate", "soft_cap", "softplus_gate", "swiglu"]),
     unit!("few_experts", "75dc9eaf741b9fbb", ["down8_affine4", "down8_affine8", "down8_mxfp4", "down8_mxfp4_planes", "down8_nvfp4", "down8_q4_0", "down8_q4_k", "down8_q5_0", "down8_q5_k", "down8_q6_k", "down8_q8_0", "gate_up8_affine4", "gate_up8_affine8", "gate_up8_mxfp4", "gate_up8_mxfp4_planes", "gate_up8_nvfp4", "gate_up8_q4_0", "gate_up8_q4_k", "gate_up8_q5_0", "gate_up8_q5_k", "gate_up8_q6_k", "gate_up8_q8_0"]),
@@ -106,4 +107,5 @@
     unit!("early", "fb85e5559dc4ffa4", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
     unit!("joint_rows", "06d5a02315e87f72", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
     unit!("joint_experts", "05eca2aec9886665", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("meet", "34dbc223d7ea0d49", ["meet"]),
 ]
