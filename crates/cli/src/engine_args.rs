@@ -77,7 +77,7 @@ pub struct EngineArgs {
     /// of several sequences at once all [default: the first]
     #[arg(long, value_name = "NUMBERS", value_parser = parse::<Devices>, help_heading = "Engine")]
     pub devices: Option<Devices>,
-    /// What several GPUs divide: layers, the experts of every layer (for many sequences; each GPU has everything else), or auto
+    /// What several GPUs divide: layers, or experts of every layer (each GPU has everything else, and evaluates every batch)
     #[arg(long, value_name = "WHAT", value_parser = parse::<Split>, default_value_t, help_heading = "Engine")]
     pub split: Split,
     /// GPU memory to use: weights, context, scratch, and experts in the rest; of several GPUs of each, or one size for each,

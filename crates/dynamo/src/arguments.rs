@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NUMBERS")]
     pub devices: Option<Devices>,
 
-    /// What several GPUs divide: layers, the experts of every layer (for many sequences; each GPU has everything else), or auto
+    /// What several GPUs divide: layers, or experts of every layer (each GPU has everything else, and evaluates every batch)
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub split: Split,
 

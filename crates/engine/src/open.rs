@@ -63,8 +63,7 @@ impl OpenOptions {
         self
     }
 
-    /// What several GPUs divide, layers or the experts of every layer; by default what is expected to be faster for so many
-    /// [`sequences`](Self::sequences). Batches have the same bits either way.
+    /// What several GPUs divide: by default layers. Batches have the same bits either way.
     pub fn split(mut self, split: Split) -> Self {
         self.hardware.split = split;
         self

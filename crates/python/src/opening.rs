@@ -98,7 +98,7 @@ pub fn open(
             ..defaults
         };
         let options = OpenOptions::new().engine_options(engine).compute(compute_of(backend)?);
-        let split = parse("split", "auto, layers or experts", split)?.unwrap_or_default();
+        let split = parse("split", "layers or experts", split)?.unwrap_or_default();
         let options = options.batch_invariant(batch_invariant).split(split);
         let options = processor_share.into_iter().fold(options, OpenOptions::processor_share);
         let options = threads.into_iter().fold(options, OpenOptions::threads);

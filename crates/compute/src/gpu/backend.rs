@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::divided::{DividedExecutable, member_memory, obstacle};
+use super::divided::{DividedExecutable, check_division, member_memory};
 use super::memory::{Held, all_bytes, device_keeps_experts, device_scratch_bytes, least_memory, usable};
 use super::options::{GpuOptions, Split};
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
@@ -13,9 +13,6 @@ use super::supported;
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Result, Tensor};
-
-/// Sequences at once from which on devices divide experts rather than layers, unless they are told.
-const DIVIDING_SEQUENCES: usize = 64;
 
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
@@ -101,31 +98,6 @@ impl GpuBackend {
             Numbered { number, device, memory }
         };
         devices.into_iter().zip(&self.devices).map(of).collect()
-    }
-
-    /// Whether devices, several of them, divide the experts of every layer.
-    ///
-    /// # Errors
-    /// What keeps them from it, if that is asked for.
-    fn divides_experts(
-        &self,
-        graph: &Graph,
-        devices: &mut [Numbered],
-        options: &CompileOptions,
-    ) -> Result<bool> {
-        let wanted = match self.options.split {
-            Split::Layers => false,
-            Split::Experts => true,
-            Split::Auto => self.options.expert_slots.is_none() && options.sequences >= DIVIDING_SEQUENCES,
-        };
-        if !wanted {
-            return Ok(false);
-        }
-        match obstacle(devices, graph, options)? {
-            None => Ok(true),
-            Some(error) if self.options.split == Split::Experts => Err(error),
-            Some(_) => Ok(false),
-        }
     }
 }
 
@@ -225,7 +197,8 @@ impl Backend for GpuBackend {
             return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
         }
         let mut numbered = self.numbered(devices);
-        if self.divides_experts(graph, &mut numbered, &options)? {
+        if self.options.split == Split::Experts {
+            check_division(&mut numbered, graph, &options)?;
             let divided = DividedExecutable::new(graph, numbered, &weights, &options, &self.options)?;
             return Ok(Box::new(divided));
         }

@@ -37,17 +37,17 @@ pub(super) fn member_memory(
     whole_memory(&device.info(), graph, &buffers, options, held)
 }
 
-/// Why devices cannot hold a part of a graph's experts each, if they cannot.
+/// Checks that devices can hold a part of a graph's experts each.
 ///
 /// # Errors
-/// As [`member_memory`].
-pub(super) fn obstacle(
+/// [`Error::Device`] if they do not read each other's memory or are too many, or there are no experts;
+/// [`Error::DeviceMemory`] if a device, which is named, has not enough; as [`member_memory`].
+pub(super) fn check_division(
     devices: &mut [Numbered],
     graph: &Graph,
     options: &CompileOptions,
-) -> Result<Option<Error>> {
-    let refused =
-        |reason: &str| Ok(Some(Error::Device { reason: format!("experts over devices: {reason}") }));
+) -> Result<()> {
+    let refused = |reason: &str| Err(Error::Device { reason: format!("experts over devices: {reason}") });
     if graph.expert_sets().is_empty() {
         return refused("the model has none");
     }
@@ -70,10 +70,10 @@ pub(super) fn obstacle(
         let free = usable(&info, own.memory);
         if free < wanted {
             let error = Error::DeviceMemory { device: info.name, wanted, free };
-            return Ok(Some(on_device(own.number, error)));
+            return Err(on_device(own.number, error));
         }
     }
-    Ok(None)
+    Ok(())
 }
 
 /// A device with what it runs.

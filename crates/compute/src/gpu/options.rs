@@ -26,10 +26,8 @@ pub struct GpuOptions {
 /// What several devices divide. It changes no bits of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Split {
-    /// The experts of every layer where that is expected to make more tokens a second, else layers.
-    #[default]
-    Auto,
     /// Layers: each device has those after the ones of the device before.
+    #[default]
     Layers,
     /// The experts of every layer: each device has everything else too, and evaluates every batch.
     Experts,
@@ -38,13 +36,12 @@ pub enum Split {
 impl FromStr for Split {
     type Err = String;
 
-    /// `auto`, `layers` or `experts`.
+    /// `layers` or `experts`.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         match text {
-            "auto" => Ok(Self::Auto),
             "layers" => Ok(Self::Layers),
             "experts" => Ok(Self::Experts),
-            _ => Err(format!("expected auto, layers or experts; got {text:?}")),
+            _ => Err(format!("expected layers or experts; got {text:?}")),
         }
     }
 }
@@ -52,7 +49,6 @@ impl FromStr for Split {
 impl Display for Split {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Auto => "auto",
             Self::Layers => "layers",
             Self::Experts => "experts",
         })
