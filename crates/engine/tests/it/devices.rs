@@ -77,17 +77,16 @@ fn every_family_has_the_bits_of_one_device() {
     });
 }
 
-/// With a shared expert, with biases, weighted at their input, with some that return what they take, and with recurrent layers;
+/// With a shared expert, with biases, weighted at their input, and with some that return what they take;
 /// also where one device holds more than another.
 #[test]
 fn divided_experts_have_the_bits_of_one_device() {
     for (name, counts) in [
-        ("gguf/qwen3_moe_q4_k_m", &[2, 8][..]),
+        ("gguf/qwen3_moe_q4_k_m", &[2, 3][..]),
         ("gguf/gpt_oss_mxfp4", &[3]),
         ("gguf/deepseek_v3_q8_0", &[2]),
         ("hf/llama4_basic", &[2]),
         ("hf/longcat_flash_zeros", &[3]),
-        ("hf/qwen3_next_basic", &[2]),
     ] {
         let (fixture, one) = (Fixture::named(name), emulator(GpuOptions::default()));
         let of = |backend: &GpuBackend| logits_of(&LONG_PARTS, backend, &fixture, &Options::default());
