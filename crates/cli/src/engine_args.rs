@@ -12,7 +12,7 @@ use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::memory::parse_size;
 use moeflux::synth::Plan;
-use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, SpecType, TextModel};
+use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, SpecType, Split, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
@@ -83,6 +83,9 @@ pub struct EngineArgs {
     /// of several sequences at once all [default: the first]
     #[arg(long, value_name = "NUMBERS", value_parser = parse::<Devices>, help_heading = "Engine")]
     pub devices: Option<Devices>,
+    /// What several GPUs divide: layers, or experts of every layer (each GPU has everything else, and evaluates every batch)
+    #[arg(long, value_name = "WHAT", value_parser = parse::<Split>, default_value_t, help_heading = "Engine")]
+    pub split: Split,
     /// GPU memory to use: weights, context, scratch, and experts in the rest; of several GPUs of each, or one size for each,
     /// separated by commas [default: what is free; of memory shared with the CPU, at most three quarters of --memory]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size, help_heading = "Engine")]
@@ -209,7 +212,7 @@ impl EngineArgs {
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
         options = options.batch_invariant(self.batch_invariant);
         options = options.devices(self.devices.clone().unwrap_or_default());
-        options = options.device_memories(self.device_memory.clone());
+        options = options.split(self.split).device_memories(self.device_memory.clone());
         options = self.processor_share.into_iter().fold(options, OpenOptions::processor_share);
         options = self.threads.into_iter().fold(options, OpenOptions::threads);
         self.simd.into_iter().fold(options, OpenOptions::simd)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use dynamo_backend_common::CommonArgs;
-use moeflux::{Compute, Devices, OpenOptions, Options};
+use moeflux::{Compute, Devices, OpenOptions, Options, Split};
 
 /// Serves one model to the frontends of a Dynamo deployment.
 #[derive(Debug, Clone, Parser)]
@@ -29,6 +29,10 @@ pub struct Arguments {
     /// of several sequences at once all [default: the first]
     #[arg(long, value_name = "NUMBERS")]
     pub devices: Option<Devices>,
+
+    /// What several GPUs divide: layers, or experts of every layer (each GPU has everything else, and evaluates every batch)
+    #[arg(long, value_name = "WHAT", default_value_t)]
+    pub split: Split,
 
     /// Most memory of the GPU to use; of several of each, or one size for each, separated by commas
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = moeflux::memory::parse_size)]
@@ -78,7 +82,7 @@ impl Arguments {
             options = options.memory(bytes);
         }
         options = options.devices(self.devices.clone().unwrap_or_default());
-        options = options.device_memories(self.device_memory.clone());
+        options = options.split(self.split).device_memories(self.device_memory.clone());
         self.threads.into_iter().fold(options, OpenOptions::threads)
     }
 }

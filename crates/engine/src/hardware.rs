@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuDevice, GpuOptions, ProcessorShare};
+use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuDevice, GpuOptions, ProcessorShare, Split};
 
 use crate::error::size;
 use crate::memory::available;
@@ -23,7 +23,7 @@ pub enum Compute {
     Gpu,
 }
 
-/// The GPUs that a model runs on, some layers on each.
+/// The GPUs that a model runs on, a part of it on each.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Devices {
     /// The first one.
@@ -233,6 +233,7 @@ impl Processor {
 pub(crate) struct Hardware {
     pub(crate) compute: Compute,
     pub(crate) devices: Devices,
+    pub(crate) split: Split,
     pub(crate) processor: Processor,
     /// Bytes of the GPUs' memory: of each, or of all alike.
     pub(crate) device_memory: Vec<u64>,
@@ -261,8 +262,8 @@ impl Hardware {
             let threads = threads(self.processor.threads)?.saturating_sub(1).max(1);
             let share = ProcessorShare { threads, part: self.processor_share };
             let processor = Some(share).filter(|_| !unified);
-            let options =
-                GpuOptions { batch_invariant, processor, spread: sequences > 1, ..GpuOptions::default() };
+            let (spread, split) = (sequences > 1, self.split);
+            let options = GpuOptions { batch_invariant, processor, spread, split, ..GpuOptions::default() };
             return Ok((gpus.backend(found, options), host));
         }
         if let Some(bytes) = self.device_memory.first() {

@@ -70,6 +70,7 @@ pub use hardware::{Compute, Devices, Processor};
 pub use minima::Minima;
 pub use moeflux_compute::TokenSet;
 pub use moeflux_compute::backend::{Chosen, Overlap};
+pub use moeflux_compute::gpu::Split;
 pub use open::{OpenOptions, open};
 pub use overlap::Begun;
 pub use pictures::Picture;

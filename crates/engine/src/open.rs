@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::SimdLevel;
+use moeflux_compute::gpu::Split;
 
 use crate::adapters::AdapterSource;
 use crate::checkpoint::Checkpoint;
@@ -54,10 +55,17 @@ impl OpenOptions {
         self
     }
 
-    /// The GPUs to use; by default the first one. Layers are in a row over as few of them as hold the whole model, in their
-    /// order; for several sequences over all of them, since each then computes other sequences' batches.
+    /// The GPUs to use; by default the first one. Unless [`split`](Self::split) says otherwise, layers are in a row over as few of
+    /// them as hold the whole model, in their order; for several sequences over all of them, since each then computes other
+    /// sequences' batches.
     pub fn devices(mut self, devices: Devices) -> Self {
         self.hardware.devices = devices;
+        self
+    }
+
+    /// What several GPUs divide: by default layers. Batches have the same bits either way.
+    pub fn split(mut self, split: Split) -> Self {
+        self.hardware.split = split;
         self
     }
 

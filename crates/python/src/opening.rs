@@ -31,7 +31,7 @@ enum Loading {
 // As many sequences as `moeflux serve` has; the queue is as good as unlimited, since who waits is this process.
 #[pyfunction]
 #[pyo3(signature = (
-    model, *, backend="auto", memory=None, devices=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
+    model, *, backend="auto", memory=None, devices=None, split=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
     threads=None, chunk=None, context=None, sequences=8, kv_tokens=None, activations="int8", kv=None, simd=None,
     mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, spec_type=None, draft_max=None, adapters=None,
     adapter=None, queue=1048576, kept_sessions=16, progress=None
@@ -43,6 +43,7 @@ pub fn open(
     backend: &str,
     memory: Option<Bound<'_, PyAny>>,
     devices: Option<Bound<'_, PyAny>>,
+    split: Option<&str>,
     device_memory: Option<Bound<'_, PyAny>>,
     batch_invariant: bool,
     processor_share: Option<f32>,
@@ -97,7 +98,8 @@ pub fn open(
             ..defaults
         };
         let options = OpenOptions::new().engine_options(engine).compute(compute_of(backend)?);
-        let options = options.batch_invariant(batch_invariant);
+        let split = parse("split", "layers or experts", split)?.unwrap_or_default();
+        let options = options.batch_invariant(batch_invariant).split(split);
         let options = processor_share.into_iter().fold(options, OpenOptions::processor_share);
         let options = threads.into_iter().fold(options, OpenOptions::threads);
         let simd = parse("simd", "portable, neon, avx2 or avx512", simd)?;

@@ -337,6 +337,22 @@ arguments! {
     /// Of `moe_combine`.
     MoeCombineConstants { top_k: usize, width: usize, has_residual: bool, weighs: bool }
 
+    ["divided.h" SumDividedConstants]
+    /// Of `sum_divided`.
+    SumDividedConstants {
+        top_k: usize,
+        width: usize,
+        has_residual: bool,
+        weighs: bool,
+        experts: usize,
+        devices: usize,
+        own: usize,
+    }
+
+    ["cuda/meet.cu" MeetConstants]
+    /// Of `meet`.
+    MeetConstants { devices: usize, own: usize }
+
     ["moe.h" IdentityConstants]
     /// Of `moe_identity`.
     IdentityConstants { experts: usize, top_k: usize, width: usize }

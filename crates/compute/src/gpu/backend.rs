@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use super::device::Device;
+use super::divided::{DividedExecutable, check_division, member_memory};
 use super::memory::{
-    all_bytes, device_keeps_experts, device_scratch_bytes, divide as divide_memory, least_memory, size,
+    Held, all_bytes, device_keeps_experts, device_scratch_bytes, divide as divide_memory, least_memory, size,
     usable, whole_memory,
 };
-use super::options::GpuOptions;
+use super::options::{GpuOptions, Split};
 use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
@@ -101,16 +102,26 @@ impl GpuBackend {
     fn divide(
         &self,
         graph: &Graph,
-        devices: &[Box<dyn Device>],
+        devices: &[&dyn Device],
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
-        let place = |(index, device): (usize, &Box<dyn Device>)| {
+        let place = |(index, device): (usize, &&dyn Device)| {
             let info = device.info();
             Place { memory: usable(&info, memory.or_else(|| self.memory_of(index, options))), info }
         };
         let places: Vec<Place> = devices.iter().enumerate().map(place).collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
+    }
+
+    /// Devices that have been opened, with what they are called and may use.
+    fn numbered(&self, devices: Vec<Box<dyn Device>>, options: &CompileOptions) -> Vec<Numbered> {
+        let of = |(index, (device, own)): (usize, (Box<dyn Device>, &GpuDevice))| Numbered {
+            number: own.number,
+            device,
+            memory: self.memory_of(index, options),
+        };
+        devices.into_iter().zip(&self.devices).enumerate().map(of).collect()
     }
 }
 
@@ -166,6 +177,14 @@ impl Backend for GpuBackend {
         }
         // The least that does if every device may use as much.
         let mut least = 0;
+        if self.options.split == Split::Experts && devices.len() > 1 {
+            for (index, device) in devices.iter().enumerate() {
+                let held = Held { index, devices: devices.len() };
+                least = least.max(member_memory(&**device, graph, &options, held)?);
+            }
+            return Ok(Some(least));
+        }
+        let devices: Vec<&dyn Device> = devices.iter().map(|device| &**device).collect();
         for (part, device) in self.divide(graph, &devices, &options, Some(1))?.into_iter().zip(&devices) {
             let Part { graph, ends, .. } = part;
             let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
@@ -182,7 +201,7 @@ impl Backend for GpuBackend {
         }
         let (info, ends) = (self.open(0)?.info(), Ends::default());
         let buffers = buffers(graph, &ends, &steps(graph, &ends));
-        let bytes = whole_memory(&info, graph, &buffers, &options)?;
+        let bytes = whole_memory(&info, graph, &buffers, &options, Held::ALL)?;
         Ok(Some(bytes).filter(|bytes| *bytes <= usable(&info, self.devices[0].memory) / BESIDE))
     }
 
@@ -195,7 +214,7 @@ impl Backend for GpuBackend {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
         let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
-        let whole = (graph.clone(), Ends::default());
+        let whole = (graph.clone(), Ends::default(), Held::ALL);
         Ok(Box::new(GpuExecutable::new(self.open(0)?, whole, &weights, &options, &gpu)?))
     }
 
@@ -228,16 +247,21 @@ impl Backend for GpuBackend {
         let mut devices =
             (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         if devices.len() == 1 {
-            let (device, graph) = (devices.remove(0), whole(graph, &options)?);
+            let (device, (graph, ends)) = (devices.remove(0), whole(graph, &options)?);
             let gpu = GpuOptions { memory: self.memory_of(0, &options), ..self.options };
-            return Ok(Box::new(GpuExecutable::new(device, graph, &weights, &options, &gpu)?));
+            let whole = (graph, ends, Held::ALL);
+            return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
         }
         let options = CompileOptions { every_hidden: false, ..options };
+        let mut numbered = self.numbered(devices, &options);
+        if self.options.split == Split::Experts {
+            check_division(&mut numbered, graph, &options)?;
+            let divided = DividedExecutable::new(graph, numbered, &weights, &options, &self.options)?;
+            return Ok(Box::new(divided));
+        }
+        let devices: Vec<_> = numbered.iter().map(|numbered| &*numbered.device).collect();
         let parts = self.divide(graph, &devices, &options, None)?;
-        let numbered = devices.into_iter().zip(&self.devices).enumerate().map(|(index, (device, own))| {
-            Numbered { number: own.number, device, memory: self.memory_of(index, &options) }
-        });
-        let numbered: Vec<_> = numbered.take(parts.len()).collect();
+        numbered.truncate(parts.len());
         Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))
     }
 
@@ -277,8 +301,10 @@ impl Backend for GpuBackend {
                 return Err(Error::DeviceMemory { device: info.name, wanted, free: total });
             }
         };
-        let make = |graph, of: Compilation<'_>, gpu: GpuOptions| -> Result<Box<dyn Executable>> {
-            Ok(Box::new(GpuExecutable::new(self.open(0)?, graph, &of.weights, &of.options, &gpu)?))
+        let make = |(graph, ends): (Graph, Ends), of: Compilation<'_>, gpu: GpuOptions| {
+            let whole = (graph, ends, Held::ALL);
+            let made = GpuExecutable::new(self.open(0)?, whole, &of.weights, &of.options, &gpu)?;
+            Ok::<Box<dyn Executable>, Error>(Box::new(made))
         };
         let [graph, drafting] = graphs;
         let model = make(graph, model, GpuOptions { memory: of_model, ..gpu })?;

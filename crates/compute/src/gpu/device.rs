@@ -160,6 +160,17 @@ pub struct DeviceInfo {
     pub simdgroup_matrices: bool,
 }
 
+/// A buffer of another device that kernels of a device read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// The other device's number of it.
+    pub of: BufferId,
+    /// That of the device which reads it.
+    pub at: BufferId,
+    /// Its bytes, or as many of its first as are read.
+    pub bytes: usize,
+}
+
 /// A queue of work on a GPU, and its memory.
 ///
 /// Everything runs in the order of the calls, except what [`Device::copy_in`] says. Calls return as soon as work is
@@ -219,6 +230,40 @@ pub trait Device: Send + Any {
         let mut held = vec![0; bytes];
         self.download(from, &mut held)?;
         other.upload(to, &held)
+    }
+
+    /// Whether kernels can read the other device's memory.
+    fn reaches(&mut self, _other: &mut (dyn Device + 'static)) -> bool {
+        false
+    }
+
+    /// Lets kernels read a buffer of another device, of `bytes` bytes, which must not be given back before the view.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] if the other device's memory cannot be read.
+    fn view(
+        &mut self,
+        _other: &mut (dyn Device + 'static),
+        _buffer: BufferId,
+        _bytes: usize,
+    ) -> Result<View> {
+        let DeviceInfo { name, .. } = self.info();
+        Err(crate::Error::Device { reason: format!("{name} does not read other devices' memory") })
+    }
+
+    /// What is queued from now on comes after what is queued on another device so far, and sees `views` of it as that leaves
+    /// them, as long as nothing queued there later writes them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn follow(&mut self, _other: &mut (dyn Device + 'static), _views: &[View]) -> Result<()> {
+        let DeviceInfo { name, .. } = self.info();
+        Err(crate::Error::Device { reason: format!("{name} does not follow other devices") })
+    }
+
+    /// Whether kernels of recorded lists may wait for those of another device's, which is given its own list beside them.
+    fn waits_in_recordings(&self) -> bool {
+        false
     }
 
     /// Sets `bytes` bytes to zero.

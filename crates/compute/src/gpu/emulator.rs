@@ -2,9 +2,10 @@
 //! with checked memory: accesses out of bounds or of memory that nothing has written, races between threads and
 //! diverging barriers are errors.
 
+use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_void};
 
-use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View};
 use crate::{Bytes, Error, Result};
 
 /// Bytes of a page of memory that is adopted.
@@ -124,6 +125,16 @@ impl Emulator {
     fn buffer(&mut self, id: BufferId) -> Result<&mut Buffer> {
         let buffer = self.buffers.get_mut(id.0).and_then(Option::as_mut);
         buffer.ok_or_else(|| Self::error(format!("no buffer {}", id.0)))
+    }
+
+    /// Memory that is not the device's own.
+    fn alloc_elsewhere(&mut self, bytes: usize) -> Result<BufferId> {
+        let (limit, used) = (self.limit.take(), self.used);
+        let buffer = self.alloc(bytes);
+        (self.limit, self.used) = (limit, used);
+        let buffer = buffer?;
+        self.buffer(buffer)?.host = true;
+        Ok(buffer)
     }
 
     /// The bytes from `at` on, and whether each was written.
@@ -310,12 +321,31 @@ impl Device for Emulator {
     }
 
     fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
-        let (limit, used) = (self.limit.take(), self.used);
-        let buffer = self.alloc(bytes)?;
-        (self.limit, self.used) = (limit, used);
-        self.buffer(buffer)?.host = true;
+        let buffer = self.alloc_elsewhere(bytes)?;
         self.clear(buffer.into(), bytes)?;
         Ok(buffer)
+    }
+
+    fn reaches(&mut self, other: &mut (dyn Device + 'static)) -> bool {
+        let other: &mut dyn Any = other;
+        other.is::<Self>()
+    }
+
+    /// A copy, which [`Device::follow`] brings up to date.
+    fn view(&mut self, _other: &mut (dyn Device + 'static), buffer: BufferId, bytes: usize) -> Result<View> {
+        Ok(View { of: buffer, at: self.alloc_elsewhere(bytes)?, bytes })
+    }
+
+    fn follow(&mut self, other: &mut (dyn Device + 'static), views: &[View]) -> Result<()> {
+        let other: &mut dyn Any = other;
+        let other = other.downcast_mut::<Self>().ok_or_else(|| Self::error("a device of another kind"))?;
+        for View { of, at, bytes } in views {
+            let (data, written) = other.bytes((*of).into(), *bytes)?;
+            let (to_data, to_written) = self.bytes((*at).into(), *bytes)?;
+            to_data.copy_from_slice(data);
+            to_written.copy_from_slice(written);
+        }
+        Ok(())
     }
 
     fn host_bytes(&mut self, buffer: BufferId) -> Result<&mut [u8]> {

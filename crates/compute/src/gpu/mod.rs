@@ -21,6 +21,7 @@ mod backend;
 #[cfg(target_os = "linux")]
 pub mod cuda;
 pub mod device;
+mod divided;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 mod encodings;
@@ -37,5 +38,5 @@ mod steps;
 mod supported;
 
 pub use backend::{GpuBackend, GpuDevice};
-pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};
-pub use options::{GpuOptions, ProcessorShare};
+pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View, constants};
+pub use options::{GpuOptions, ProcessorShare, Split};

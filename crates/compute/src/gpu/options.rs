@@ -1,5 +1,8 @@
 //! [`GpuOptions`]: how device memory is used.
 
+use std::fmt::{Display, Formatter};
+use std::str::FromStr;
+
 /// How device memory is used.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GpuOptions {
@@ -16,6 +19,40 @@ pub struct GpuOptions {
     pub processor: Option<ProcessorShare>,
     /// Whether each of several devices gets layers, even where fewer of them hold the whole model.
     pub spread: bool,
+    /// What several devices divide.
+    pub split: Split,
+}
+
+/// What several devices divide. It changes no bits of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Split {
+    /// Layers: each device has those after the ones of the device before.
+    #[default]
+    Layers,
+    /// The experts of every layer: each device has everything else too, and evaluates every batch.
+    Experts,
+}
+
+impl FromStr for Split {
+    type Err = String;
+
+    /// `layers` or `experts`.
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "layers" => Ok(Self::Layers),
+            "experts" => Ok(Self::Experts),
+            _ => Err(format!("expected layers or experts; got {text:?}")),
+        }
+    }
+}
+
+impl Display for Split {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Layers => "layers",
+            Self::Experts => "experts",
+        })
+    }
 }
 
 /// The processor's part in experts that host memory keeps and a batch of few rows misses: what it computes need not come over

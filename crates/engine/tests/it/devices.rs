@@ -1,5 +1,5 @@
-//! Layers in a row over several emulated devices: the bits are those of one, and so are sessions; what is wrong with a device
-//! names it.
+//! Layers in a row over several emulated devices, or experts divided over them: the bits are those of one, and so are sessions;
+//! what is wrong with a device names it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::support::{Fixture, bits, f32_options, open, sample};
-use moeflux::{Begun, Engine, Error, Options, Outputs, Overlap, Part, Session, TokenSet};
+use moeflux::{Begun, Engine, Error, Options, Outputs, Overlap, Part, Session, Split, TokenSet};
 use moeflux_compute::Error::{Device, DeviceMemory};
 use moeflux_compute::backend::{Backend, Chosen};
 use moeflux_compute::draw::Draw;
@@ -16,6 +16,8 @@ use moeflux_compute::gpu::{GpuBackend, GpuDevice, GpuOptions, ProcessorShare};
 
 /// Tokens of a prompt in parts, and single ones after it.
 const PARTS: [usize; 5] = [5, 4, 1, 1, 1];
+/// The same with a part of more rows than kernels of few rows take.
+const LONG_PARTS: [usize; 4] = [9, 1, 1, 1];
 
 fn emulator(options: GpuOptions) -> GpuBackend {
     GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
@@ -27,12 +29,23 @@ fn row(count: usize, options: GpuOptions) -> GpuBackend {
     GpuBackend::of_devices((0..count).map(device).collect(), GpuOptions { spread: true, ..options })
 }
 
+/// So many devices that divide the experts of every layer.
+fn divided(count: usize) -> GpuBackend {
+    let device = |number| GpuDevice::new("emulator", number, None, || Ok(Box::new(Emulator::new(7))));
+    let options = GpuOptions { split: Split::Experts, ..GpuOptions::default() };
+    GpuBackend::of_devices((0..count).map(device).collect(), options)
+}
+
 /// Bits of all logits.
 fn logits(backend: &GpuBackend, fixture: &Fixture, options: &Options) -> Vec<u32> {
+    logits_of(&PARTS, backend, fixture, options)
+}
+
+fn logits_of(parts: &[usize], backend: &GpuBackend, fixture: &Fixture, options: &Options) -> Vec<u32> {
     let mut engine = open(&fixture.path, backend, options);
     let (mut session, mut logits) = (engine.session(), vec![]);
     let mut tokens = &fixture.golden().tokens[..];
-    for part in PARTS {
+    for part in parts.iter().copied() {
         let (now, later) = tokens.split_at(part);
         let outputs = if part == 4 { Outputs::All } else { Outputs::Last };
         logits.extend(engine.eval(&mut session, now, outputs).unwrap_or_else(|e| panic!("{e}")));
@@ -64,6 +77,65 @@ fn every_family_has_the_bits_of_one_device() {
     });
 }
 
+/// With a shared expert, with biases, weighted at their input, and with some that return what they take;
+/// also where one device holds more than another.
+#[test]
+fn divided_experts_have_the_bits_of_one_device() {
+    for (name, counts) in [
+        ("gguf/qwen3_moe_q4_k_m", &[2, 3][..]),
+        ("gguf/gpt_oss_mxfp4", &[3]),
+        ("gguf/deepseek_v3_q8_0", &[2]),
+        ("hf/llama4_basic", &[2]),
+        ("hf/longcat_flash_zeros", &[3]),
+    ] {
+        let (fixture, one) = (Fixture::named(name), emulator(GpuOptions::default()));
+        let of = |backend: &GpuBackend| logits_of(&LONG_PARTS, backend, &fixture, &Options::default());
+        let expected = of(&one);
+        for count in counts {
+            assert!(of(&divided(*count)) == expected, "{name} on {count}");
+        }
+    }
+}
+
+/// One GPU, and two that divide experts, where there are two.
+#[cfg(target_os = "linux")]
+fn gpus() -> Option<[GpuBackend; 2]> {
+    use moeflux_compute::gpu::cuda::{Cuda, devices};
+    let gpu = |number| GpuDevice::new("GPU", number, None, move || Ok(Box::new(Cuda::open(number, None)?)));
+    let of = |count| {
+        let options = GpuOptions { split: Split::Experts, ..GpuOptions::default() };
+        GpuBackend::of_devices((0..count).map(gpu).collect(), options)
+    };
+    devices().ok().filter(|found| found.len() > 1).map(|_| [of(1), of(2)])
+}
+
+#[cfg(not(target_os = "linux"))]
+fn gpus() -> Option<[GpuBackend; 2]> {
+    None
+}
+
+#[test]
+fn batches_of_many_sequences_have_the_bits_of_one_device() {
+    for (name, count) in
+        [("gguf/qwen3_moe_q4_k_m", 12), ("hf/qwen3_next_basic", 4), ("gguf/gpt_oss_mxfp4", 4)]
+    {
+        let fixture = Fixture::named(name);
+        let tokens = &fixture.golden().tokens[..];
+        let options = Options { sequences: count, kv_tokens: Some(64 * count), ..Options::default() };
+        for [one, several] in
+            [Some([emulator(GpuOptions::default()), divided(2)]), gpus()].into_iter().flatten()
+        {
+            let expected = together(&mut open(&fixture.path, &one, &options), tokens, count);
+            let mut engine = open(&fixture.path, &several, &options);
+            assert_eq!(engine.overlap(count), None, "all devices have every batch");
+            // Also when all lists are there.
+            for _ in 0..2 {
+                assert!(together(&mut engine, tokens, count) == expected, "{name} on {}", several.describe());
+            }
+        }
+    }
+}
+
 /// However experts come to a device.
 #[test]
 fn streamed_experts_are_those_of_their_layers() {
@@ -86,10 +158,11 @@ fn sessions_move_between_one_device_and_several() {
         let fixture = Fixture::named(name);
         let tokens = &fixture.golden().tokens[..12];
         let [one, several] = [emulator(GpuOptions::default()), row(2, GpuOptions::default())];
+        let divided = divided(2);
         let file = folder.path().join("session");
         let options = Options { sequences: 2, kv_tokens: Some(256), ..f32_options() };
         let mut logits = vec![];
-        for (first, second) in [(&one, &several), (&several, &one)] {
+        for (first, second) in [(&one, &several), (&several, &divided), (&divided, &one)] {
             let mut engine = open(&fixture.path, first, &options);
             let mut session = engine.session();
             engine.eval(&mut session, &tokens[..9], Outputs::Last).unwrap();
@@ -106,13 +179,13 @@ fn sessions_move_between_one_device_and_several() {
 }
 
 /// Two devices of so much memory.
-fn limited(memory: [u64; 2]) -> GpuBackend {
+fn limited(memory: [u64; 2], split: Split) -> GpuBackend {
     let device = |(number, memory): (usize, u64)| {
         GpuDevice::new("emulator", number, Some(memory), move || {
             Ok(Box::new(Emulator::new(7).with_memory(memory)) as _)
         })
     };
-    let options = GpuOptions { host_memory: true, ..GpuOptions::default() };
+    let options = GpuOptions { host_memory: true, split, ..GpuOptions::default() };
     GpuBackend::of_devices(memory.into_iter().enumerate().map(device).collect(), options)
 }
 
@@ -120,11 +193,21 @@ fn limited(memory: [u64; 2]) -> GpuBackend {
 fn errors_name_the_device() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
     let open = |backend: &GpuBackend| Engine::open(&fixture.path, backend, &f32_options(), |_, _| ());
-    let Err(Error::DeviceBudget { device, minimum, .. }) = open(&limited([1000; 2])) else {
+    let Err(Error::DeviceBudget { device, minimum, .. }) = open(&limited([1000; 2], Split::Layers)) else {
         panic!("a thousand bytes each");
     };
     assert_eq!(device, "GPU 0, emulator");
-    assert!(open(&limited([minimum; 2])).is_ok(), "{minimum}");
+    assert!(open(&limited([minimum; 2], Split::Layers)).is_ok(), "{minimum}");
+    // With half of all experts and everything else on each.
+    let Err(Error::DeviceBudget { device, minimum: whole, .. }) =
+        open(&limited([minimum; 2], Split::Experts))
+    else {
+        panic!("{minimum} bytes for half of all experts");
+    };
+    assert!(device == "GPU 0, emulator" && whole > minimum, "{device}, {whole}");
+    assert!(open(&limited([whole - 1; 2], Split::Experts)).is_err(), "{whole}");
+    let engine = open(&limited([whole; 2], Split::Experts)).unwrap_or_else(|e| panic!("{whole}: {e}"));
+    assert!(engine.backend().contains("experts of every layer over GPUs 0, 1"), "{}", engine.backend());
     // The second has less than it says.
     let small = |number| {
         GpuDevice::new("emulator", number, Some(1 << 30), move || {
@@ -160,13 +243,13 @@ fn parts<'a>(sessions: &'a mut [Session], of: &[usize], next: &'a [u32]) -> Vec<
 }
 
 /// Sessions of some tokens each, and the tokens that come next.
-fn begun_sequences(engine: &mut Engine, tokens: &[u32]) -> (Vec<Session>, Vec<u32>) {
-    let sessions = (1..=4).map(|count| {
+fn begun_sequences(engine: &mut Engine, tokens: &[u32], count: usize) -> (Vec<Session>, Vec<u32>) {
+    let sessions = (0..count).map(|index| {
         let mut session = engine.session();
-        engine.eval(&mut session, &tokens[..count], Outputs::Last).unwrap();
+        engine.eval(&mut session, &tokens[..1 + index % 4], Outputs::Last).unwrap();
         session
     });
-    (sessions.collect(), tokens[4..8].to_vec())
+    (sessions.collect(), (0..count).map(|index| tokens[4 + index % 4]).collect())
 }
 
 fn token(chosen: &Chosen) -> u32 {
@@ -202,6 +285,20 @@ fn overlapped(
     }
 }
 
+/// Gives sequences three more tokens each, all in one batch: their tokens, and the bits of logits after one of them.
+fn together(engine: &mut Engine, tokens: &[u32], count: usize) -> (Vec<Vec<u32>>, Vec<u32>) {
+    let vocab_size = engine.model().graph.vocab_size();
+    let (mut sessions, mut next) = begun_sequences(engine, tokens, count);
+    let of: Vec<usize> = (0..count).collect();
+    for _ in 0..3 {
+        let mut all = parts(&mut sessions, &of, &next);
+        let chosen = engine.eval_and_draw(&mut all, &mut || vec![Some(Draw::default()); count], vocab_size);
+        next = chosen.unwrap().into_iter().map(Option::unwrap).collect();
+    }
+    let made = sessions.iter().map(|session| session.tokens().to_vec()).collect();
+    (made, bits(&engine.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap()))
+}
+
 #[test]
 fn batches_under_way_are_those_of_one_after_the_other() {
     let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
@@ -210,16 +307,7 @@ fn batches_under_way_are_those_of_one_after_the_other() {
         let tokens = &fixture.golden().tokens[..];
         let mut one = open(&fixture.path, &emulator(GpuOptions::default()), &options);
         assert_eq!(one.overlap(4), None, "one device");
-        let vocab_size = one.model().graph.vocab_size();
-        let (mut sessions, mut next) = begun_sequences(&mut one, tokens);
-        for _ in 0..3 {
-            let mut all = parts(&mut sessions, &[0, 1, 2, 3], &next);
-            let chosen = one.eval_and_draw(&mut all, &mut || vec![Some(Draw::default()); 4], vocab_size);
-            next = chosen.unwrap().into_iter().map(Option::unwrap).collect();
-        }
-        let of_one: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
-        let last = one.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
-
+        let (of_one, last) = together(&mut one, tokens, 4);
         for count in [2, 3] {
             let mut engine = open(&fixture.path, &row(count, GpuOptions::default()), &options);
             let Some(Overlap { batches: devices, rows }) = engine.overlap(4) else { panic!("{name}") };
@@ -227,12 +315,12 @@ fn batches_under_way_are_those_of_one_after_the_other() {
             assert_eq!(engine.overlap(1), None, "{name}");
             // Alike, and of other sizes; more than can be under way, and fewer.
             for batches in [&[vec![0, 2], vec![1, 3]][..], &[vec![3], vec![0, 1], vec![2]]] {
-                let (mut sessions, mut next) = begun_sequences(&mut engine, tokens);
+                let (mut sessions, mut next) = begun_sequences(&mut engine, tokens, 4);
                 overlapped(&mut engine, &mut sessions, &mut next, (batches, devices));
                 let got: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
                 assert_eq!(got, of_one, "{name} on {count}, {batches:?}");
                 let after = engine.eval(&mut sessions[2], &[next[2]], Outputs::Last).unwrap();
-                assert_eq!(bits(&after), bits(&last), "{name} on {count}, {batches:?}");
+                assert_eq!(bits(&after), last, "{name} on {count}, {batches:?}");
             }
         }
     }
@@ -243,7 +331,7 @@ fn one_batch_more_than_devices_is_refused_and_leaves_sessions_as_they_were() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
     let options = Options { sequences: 4, kv_tokens: Some(512), chunk: Some(4), ..Options::default() };
     let mut engine = open(&fixture.path, &row(2, GpuOptions::default()), &options);
-    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens);
+    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens, 4);
     let before: Vec<Vec<u32>> = sessions.iter().map(|session| session.tokens().to_vec()).collect();
     let [first, _second] = [0, 1].map(|of| engine.begin(&mut parts(&mut sessions, &[of], &next)).unwrap());
     // What evaluates at once is refused, and a third.
@@ -267,7 +355,7 @@ fn a_batch_ends_with_its_own_logits() {
     let options = Options { sequences: 4, kv_tokens: Some(512), ..Options::default() };
     let mut engine = open(&fixture.path, &row(2, GpuOptions::default()), &options);
     let vocab_size = engine.model().graph.vocab_size();
-    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens);
+    let (mut sessions, next) = begun_sequences(&mut engine, &fixture.golden().tokens, 4);
     let expected: Vec<u32> = {
         let mut fork = sessions[1].fork(sessions[1].position());
         bits(&engine.eval(&mut fork, &next[1..2], Outputs::Last).unwrap())

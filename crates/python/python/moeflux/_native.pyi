@@ -238,6 +238,7 @@ def open(
     backend: str = "auto",
     memory: int | str | None = None,
     devices: int | str | Iterable[int] | None = None,
+    split: str | None = None,
     device_memory: int | str | Iterable[int | str] | None = None,
     batch_invariant: bool = False,
     processor_share: float | None = None,

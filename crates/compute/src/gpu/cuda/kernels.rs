@@ -10,7 +10,7 @@ use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
 use crate::gpu::kernels::{
     BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT,
-    JOINT_ROWS_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
+    JOINT_ROWS_UNIT, MEET_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::{Error, Result};
 
@@ -23,6 +23,7 @@ const DECODING_UNITS: &[&str] = &[
     "few_experts",
     "batch",
     "moe",
+    "divided",
     "route",
     "decode",
     "attention",
@@ -36,6 +37,7 @@ const DECODING_UNITS: &[&str] = &[
     PANELS_UNIT,
     BLOCKS_UNIT,
     ENTER_EXPERTS_UNIT,
+    MEET_UNIT,
 ];
 
 /// The part of a multiprocessor's memory, in percent, that groups of their kernels get; the rest is a cache.

@@ -27,16 +27,16 @@ use host::{Pinned, Registered, Staging};
 use kernels::{Kernel, Kernels};
 use profile::EventProfile;
 
-use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View};
 use super::kernels::{
     BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT, JOINT_EXPERTS_UNIT,
-    JOINT_ROWS_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
+    JOINT_ROWS_UNIT, MEET_UNIT, PANELS_UNIT, PRODUCTS_UNIT, TENSOR_DECODE_UNIT,
 };
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves, as the common ones do.
-const WAITING_UNITS: [&str; 10] = [
+const WAITING_UNITS: [&str; 11] = [
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
     JOINT_ROWS_UNIT,
@@ -47,6 +47,7 @@ const WAITING_UNITS: [&str; 10] = [
     EXPERT_PANELS_UNIT,
     BLOCKS_UNIT,
     ENTER_EXPERTS_UNIT,
+    MEET_UNIT,
 ];
 
 /// Bytes of pinned memory that small transfers pass through.
@@ -59,6 +60,8 @@ struct Allocation {
     bytes: usize,
     /// The memory, if it is the host's.
     host: Option<Pinned>,
+    /// Whether it is another GPU's.
+    viewed: bool,
 }
 
 struct Recording {
@@ -200,6 +203,13 @@ impl Cuda {
     /// Makes the device's context that of the calling thread: an executable may move between threads.
     fn enter(&self) -> Result<()> {
         call!(self.driver, context_set(self.context))
+    }
+
+    /// Another GPU.
+    fn of<'a>(other: &'a mut (dyn Device + 'static)) -> Result<&'a mut Self> {
+        let other: &mut dyn Any = other;
+        let none = || Error::Device { reason: "a device of another kind".into() };
+        other.downcast_mut::<Self>().ok_or_else(none)
     }
 
     /// Has the driver copy to another GPU directly, where the two are connected. Else it goes through host memory, which
@@ -374,13 +384,13 @@ impl Device for Cuda {
             return Err(Error::DeviceMemory { device: name, wanted: bytes as u64, free });
         };
         self.used += bytes as u64;
-        Ok(self.keep(Allocation { pointer, bytes, host: None }))
+        Ok(self.keep(Allocation { pointer, bytes, host: None, viewed: false }))
     }
 
     fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
         self.enter()?;
         let host = Pinned::new(&self.driver, bytes)?;
-        Ok(self.keep(Allocation { pointer: host.pointer, bytes, host: Some(host) }))
+        Ok(self.keep(Allocation { pointer: host.pointer, bytes, host: Some(host), viewed: false }))
     }
 
     fn host_bytes(&mut self, buffer: BufferId) -> Result<&mut [u8]> {
@@ -395,6 +405,9 @@ impl Device for Cuda {
             if let Some(host) = buffer.host {
                 let _ = self.synchronize().and_then(|()| call!(self.driver, stream_synchronize(self.copies)));
                 return host.release(&self.driver);
+            }
+            if buffer.viewed {
+                return;
             }
             self.used -= buffer.bytes as u64;
             // Waits for queued work. An error of that work will be reported by the next call.
@@ -439,10 +452,7 @@ impl Device for Cuda {
         to: Slice,
         bytes: usize,
     ) -> Result<()> {
-        let other: &mut dyn Any = other;
-        let Some(other) = other.downcast_mut::<Self>() else {
-            return Err(Error::Device { reason: "a copy to a device of another kind".into() });
-        };
+        let other = Self::of(other)?;
         self.reach(other);
         let (from, to) = (self.address(from, bytes)?, other.address(to, bytes)?);
         other.enter()?;
@@ -457,6 +467,40 @@ impl Device for Cuda {
         call!(self.driver, event_record(self.sent, self.stream))?;
         other.enter()?;
         call!(self.driver, stream_wait(other.stream, self.sent, 0))
+    }
+
+    fn reaches(&mut self, other: &mut (dyn Device + 'static)) -> bool {
+        let other: &mut dyn Any = other;
+        other.downcast_mut::<Self>().is_some_and(|other| {
+            let mut can = 0;
+            let same = self.ordinal == other.ordinal;
+            same || call!(self.driver, can_reach(&mut can, self.ordinal, other.ordinal)).is_ok() && can != 0
+        })
+    }
+
+    fn view(&mut self, other: &mut (dyn Device + 'static), buffer: BufferId, bytes: usize) -> Result<View> {
+        if !self.reaches(other) {
+            let reason = format!("{} does not read the other GPU's memory", self.name);
+            return Err(Error::Device { reason });
+        }
+        let other = Self::of(other)?;
+        self.reach(other);
+        let pointer = other.address(buffer.into(), bytes)?;
+        let at = self.keep(Allocation { pointer, bytes, host: None, viewed: true });
+        Ok(View { of: buffer, at, bytes })
+    }
+
+    /// The GPUs' memory is one: there is nothing to copy.
+    fn follow(&mut self, other: &mut (dyn Device + 'static), _views: &[View]) -> Result<()> {
+        let other = Self::of(other)?;
+        other.enter()?;
+        call!(self.driver, event_record(other.reached, other.stream))?;
+        self.enter()?;
+        call!(self.driver, stream_wait(self.stream, other.reached, 0))
+    }
+
+    fn waits_in_recordings(&self) -> bool {
+        true
     }
 
     fn clear(&mut self, at: Slice, bytes: usize) -> Result<()> {

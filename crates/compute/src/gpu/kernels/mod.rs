@@ -41,6 +41,7 @@ units![
     "compressed",
     "decode",
     "delta_rule",
+    "divided",
     "draw",
     "elementwise",
     "encoder",
@@ -86,6 +87,9 @@ pub(super) const EXPERT_PANELS_UNIT: &str = "cuda/expert_panels";
 pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
 /// The same with pairs sorted by expert.
 pub(super) const ENTER_EXPERTS_UNIT: &str = "cuda/enter_experts";
+
+/// Waiting for other GPUs.
+pub(super) const MEET_UNIT: &str = "cuda/meet";
 
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];

@@ -109,6 +109,8 @@ pub(super) struct Lowering<'a> {
     pub(super) siblings: Siblings,
     /// What adapters add to products of one input that are queued or wait.
     pub(super) updates: Vec<LinearUpdate>,
+    /// Layers whose experts other devices hold a part of, so far.
+    pub(super) exchanged: usize,
 }
 
 /// Elements of rows that a group of threads takes one each of.
@@ -191,6 +193,7 @@ impl<'a> Lowering<'a> {
             waiting: vec![],
             siblings: Siblings::default(),
             updates: vec![],
+            exchanged: 0,
         }
     }
 

@@ -20,6 +20,7 @@ mod tensor;
 mod wide;
 
 pub(super) use self::context::{Launch, Piece};
+pub(super) use self::experts::meeting;
 
 use self::attention::AttentionStep;
 use self::context::{DeferredNorm, DeferredRoute, Lowering, Product};

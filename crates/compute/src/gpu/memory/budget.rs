@@ -3,8 +3,9 @@
 //! Experts get what is left, so whatever is not counted here finds no memory later. Nothing is left out: every buffer that
 //! [`Memory`](super::Memory) takes, when it is made or when a sequence grows, has its line.
 
-use super::expert_layout::{all_bytes, least_bytes, most_chosen};
+use super::expert_layout::{all_bytes, held_bytes, least_bytes, most_chosen};
 use super::experts::{Room, table_bytes};
+use super::held::{Exchange, Held};
 use super::inputs::{InputLayout, STEPWISE_ROWS, Turn};
 use super::weights::{ALIGNMENT, placed};
 use super::{low_rank, ngrams, scratch};
@@ -30,6 +31,9 @@ pub(super) struct Needs {
     weights: Vec<u64>,
     /// Of everything else but slots for experts.
     rest: u64,
+    /// Of slots for all experts that the device is to have, and the least that do.
+    experts: u64,
+    least: u64,
     /// Scores that a row has room for.
     pub(super) room: usize,
 }
@@ -40,6 +44,7 @@ impl Needs {
         options: &CompileOptions,
         (buffers, turns): (&Buffers, &[Turn]),
         tensor_cores: bool,
+        held: Held,
     ) -> Result<Self> {
         let rows = options.max_rows.max(1);
         let positions =
@@ -61,12 +66,17 @@ impl Needs {
         all.push(logits_bytes(graph, options));
         all.push(outputs(options).saturating_mul(DRAW_ROW_BYTES));
         all.push(table_bytes(graph));
+        let (experts, mut least) = (held_bytes(graph, held)?, least_bytes(graph)?);
+        if held.is_part() {
+            all.extend(Exchange::bytes(scratch::output_bytes(graph, rows)));
+            least = experts;
+        }
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
         let rest = all.iter().fold(0u64, |sum, bytes| sum.saturating_add((*bytes).max(4) as u64));
         let bytes = |weight: &WeightSpec| Ok(placed(weight.matrix)?.0 as u64);
         let weights = graph.weights().iter().map(bytes).collect::<Result<_>>()?;
-        Ok(Self { weights, rest: rest.saturating_add(ALIGNMENT as u64), room })
+        Ok(Self { weights, rest: rest.saturating_add(ALIGNMENT as u64), experts, least, room })
     }
 
     /// With those weights that are not `far`.
@@ -94,9 +104,9 @@ impl Budget {
         gpu: &GpuOptions,
     ) -> Result<Self> {
         let total = usable(info, gpu.memory);
-        let far = far(graph, needs, total, options, gpu)?;
+        let far = far(graph, needs, total, options, gpu);
         let taken = needs.total(&far);
-        let wanted = taken.saturating_add(least_bytes(graph)?);
+        let wanted = taken.saturating_add(needs.least);
         if gpu.expert_slots.is_none() && total < wanted {
             return Err(Error::DeviceMemory { device: info.name.clone(), wanted, free: total });
         }
@@ -116,9 +126,9 @@ pub(crate) fn usable(info: &DeviceInfo, limit: Option<u64>) -> u64 {
     limit.unwrap_or(info.free.saturating_sub(MARGIN))
 }
 
-/// Bytes of device memory that hold all of a graph, with all experts.
-pub(super) fn whole_memory(graph: &Graph, needs: &Needs) -> Result<u64> {
-    Ok(needs.total(&vec![false; needs.weights.len()]).saturating_add(all_bytes(graph)?))
+/// Bytes of device memory that hold all of a graph, with all experts that the device is to have.
+pub(super) fn whole_memory(needs: &Needs) -> u64 {
+    needs.total(&vec![false; needs.weights.len()]).saturating_add(needs.experts)
 }
 
 /// Bytes of what a graph has alone: its weights, all experts, all pages and states; nothing of what batches need.
@@ -131,32 +141,21 @@ pub(crate) fn own_bytes(graph: &Graph, options: &CompileOptions) -> Result<u64> 
 }
 
 /// The least device memory that a graph needs, in bytes.
-pub(super) fn least_memory(
-    graph: &Graph,
-    needs: &Needs,
-    options: &CompileOptions,
-    gpu: &GpuOptions,
-) -> Result<u64> {
-    Ok(needs.total(&far(graph, needs, 0, options, gpu)?).saturating_add(least_bytes(graph)?))
+pub(super) fn least_memory(graph: &Graph, needs: &Needs, options: &CompileOptions, gpu: &GpuOptions) -> u64 {
+    needs.total(&far(graph, needs, 0, options, gpu)).saturating_add(needs.least)
 }
 
 /// Which weights stay in host memory. Of a table of embeddings a token needs a row: where `total` bytes of device memory do
 /// not hold all experts, some more of them are worth more. What reads a model's rows has a copy of the model's table, for which
 /// there is nothing in the budget of host memory.
-fn far(
-    graph: &Graph,
-    needs: &Needs,
-    total: u64,
-    options: &CompileOptions,
-    gpu: &GpuOptions,
-) -> Result<Vec<bool>> {
+fn far(graph: &Graph, needs: &Needs, total: u64, options: &CompileOptions, gpu: &GpuOptions) -> Vec<bool> {
     let weights = needs.weights.len();
     let taken = needs.total(&vec![false; weights]);
     let crowded = options.keep_experts
         && gpu.host_memory
         && graph.input_rows().next().is_none()
-        && (gpu.expert_slots.is_some() || total < taken.saturating_add(all_bytes(graph)?));
-    Ok((0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect())
+        && (gpu.expert_slots.is_some() || total < taken.saturating_add(needs.experts));
+    (0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect()
 }
 
 /// Whether a weight is a table of embeddings, and no product's too.

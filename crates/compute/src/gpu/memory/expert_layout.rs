@@ -1,5 +1,6 @@
 //! How routed experts lie in slots of device and host memory.
 
+use super::held::Held;
 use super::low_rank::adapts_experts;
 use super::weights::placed;
 use crate::Result;
@@ -79,6 +80,11 @@ pub(crate) fn device_keeps_experts(graph: &Graph) -> bool {
 
 /// Bytes of all experts of a graph in the form of slots.
 pub(crate) fn all_bytes(graph: &Graph) -> Result<u64> {
+    held_bytes(graph, Held::ALL)
+}
+
+/// The same of those that a device holds.
+pub(crate) fn held_bytes(graph: &Graph, held: Held) -> Result<u64> {
     let sets = layouts(graph)?.into_iter().zip(graph.expert_sets());
-    Ok(sets.map(|(layout, set)| layout.bytes as u64 * set.experts as u64).sum())
+    Ok(sets.map(|(layout, set)| layout.bytes as u64 * held.count(set.experts) as u64).sum())
 }

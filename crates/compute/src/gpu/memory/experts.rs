@@ -8,12 +8,13 @@
 use super::exchange::{Owner, guests};
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::hand_over::HandOver;
+use super::held::Held;
 use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
 use super::low_rank::adapts_experts;
 use super::tiers::{ABSENT, TierPlan, Tiers, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::gpu::device::{BufferId, Device, Slice};
+use crate::gpu::device::{BufferId, Device, DeviceInfo, Slice};
 use crate::gpu::processor::{HandedSet, MOST_PAIRS};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MoeExpertsOp, Op};
 use crate::{Error, Result, Tensor, TensorView};
@@ -52,7 +53,9 @@ pub(crate) struct DeviceExperts {
     pub(super) sets: Vec<Set>,
     pub(super) classes: Vec<Class>,
     pub(super) clock: u64,
-    /// Whether every expert has a slot for good.
+    /// Those that the device is to have; others are on other devices.
+    held: Held,
+    /// Whether every one of them has a slot for good.
     resident: bool,
     tiers: Option<Tiers>,
     hand_over: Option<HandOver>,
@@ -139,14 +142,19 @@ impl SlotPlan {
 }
 
 impl DeviceExperts {
-    /// Slots for the experts of `graph`; with `host`, host memory may take all of them.
+    /// Slots for the `held` experts of `graph`; with `host`, host memory may take all of them.
     ///
     /// # Errors
-    /// [`Error::DeviceMemory`] if there is not enough.
-    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, room: Room, host: bool) -> Result<Self> {
+    /// [`Error::DeviceMemory`] if there is not enough: where others hold the rest, for all that are held.
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        graph: &Graph,
+        (room, held): (Room, Held),
+        host: bool,
+    ) -> Result<Self> {
         let layouts = layouts(graph)?;
         let sizes: Vec<usize> = layouts.iter().map(|layout| layout.bytes).collect();
-        let experts: Vec<usize> = graph.expert_sets().iter().map(|set| set.experts).collect();
+        let experts: Vec<usize> = graph.expert_sets().iter().map(|set| held.count(set.experts)).collect();
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let plan = match room {
             Room::Bytes { budget, minimum } => {
@@ -162,6 +170,11 @@ impl DeviceExperts {
                 resident: slots >= experts.iter().sum(),
             },
         };
+        if held.is_part() && !plan.resident {
+            let wanted = sizes.iter().zip(&experts).map(|(bytes, count)| (bytes * count) as u64).sum();
+            let DeviceInfo { name, free, .. } = device.info();
+            return Err(Error::DeviceMemory { device: name, wanted, free });
+        }
         let tier_plan = match room {
             Room::Bytes { budget, minimum } if host && !plan.resident => {
                 TierPlan::new(&layouts, &experts, budget, minimum)
@@ -184,6 +197,7 @@ impl DeviceExperts {
                 sets: layouts.into_iter().map(set).collect(),
                 classes: vec![],
                 clock: 0,
+                held,
                 resident: false,
                 tiers: Some(tiers),
                 hand_over: None,
@@ -204,7 +218,7 @@ impl DeviceExperts {
         let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
         let mut first = 0;
         let mut sets = vec![];
-        let sizes = experts.into_iter().zip(entries(graph));
+        let sizes = graph.expert_sets().iter().map(|set| set.experts).zip(entries(graph));
         for ((layout, class), (experts, entries)) in layouts.into_iter().zip(plan.class_of).zip(sizes) {
             let (ExpertLayout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
             sets.push(Set { parts, gated, class, table: first, slots });
@@ -219,6 +233,7 @@ impl DeviceExperts {
             sets,
             classes,
             clock: 0,
+            held,
             resident: plan.resident,
             tiers: None,
             hand_over: None,
@@ -228,7 +243,7 @@ impl DeviceExperts {
         })
     }
 
-    /// Whether every expert has a slot for good.
+    /// Whether every expert has a slot for good, here or on another device.
     pub(crate) fn resident(&self) -> bool {
         self.resident
     }
@@ -252,6 +267,7 @@ impl DeviceExperts {
     pub(crate) fn all_at_once(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
         match &self.tiers {
             Some(_) => self.places(set, [rows, pairs]),
+            None if self.held.is_part() => false,
             None => self.resident || self.guests_suffice(set, pairs) || self.shares([rows, pairs], set),
         }
     }
@@ -372,7 +388,7 @@ impl DeviceExperts {
             return Ok(());
         }
         for set in (0..self.sets.len()).map(ExpertSetId) {
-            let ids: Vec<u32> = (0..self.sets[set.0].slots.len() as u32).collect();
+            let ids: Vec<u32> = self.held.ids(self.sets[set.0].slots.len()).collect();
             self.load(device, set, &ids, source)?;
             let slots = self.sets[set.0].slots.iter().zip(0..);
             let shown: Vec<_> = slots.filter_map(|(slot, id)| Some((id, (*slot)?))).collect();

@@ -8,6 +8,7 @@ mod exchange;
 mod expert_layout;
 mod experts;
 mod hand_over;
+mod held;
 mod inputs;
 mod logits;
 mod low_rank;
@@ -26,6 +27,7 @@ use expert_layout::largest_bytes;
 pub(super) use expert_layout::{ExpertMatrix, all_bytes, device_keeps_experts};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
+pub(super) use held::{Exchange, Held, MOST_HOLDERS};
 pub(super) use inputs::{
     Adapted, BATCH_ROWS, Band, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
     PANEL_ROWS_BESIDE_WIDE, STEPWISE_ROWS, Shape, Turn, WIDE_ROWS,
@@ -39,7 +41,7 @@ pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
     PANEL_COLUMNS, PANEL_TILE, PANEL_TOKENS, PanelScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS,
     TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes, most_batch_tiles, most_blocks, most_panel_tiles,
-    most_places, most_tiles, unpacked_bytes,
+    most_places, most_tiles, output_bytes, unpacked_bytes,
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;
@@ -81,6 +83,8 @@ pub(super) struct Memory {
     pub(super) routings: Vec<RoutingBuffers>,
     pub(super) state: State,
     pub(super) experts: DeviceExperts,
+    /// Where other devices hold a part of the experts.
+    pub(super) exchange: Option<Exchange>,
     pub(super) scratch: Scratch,
     pub(super) ngrams: HashMap<StateId, NGramTable>,
     /// What adapters add, if the graph has some.
@@ -92,7 +96,7 @@ pub(super) struct Memory {
     pub(super) logits: Logits,
     /// What the device's page numbers are.
     held_pages: Vec<u8>,
-    max_rows: usize,
+    pub(super) max_rows: usize,
 }
 
 /// Whether products take a device's matrix units.
@@ -112,11 +116,11 @@ pub(super) fn least_memory(
     gpu: &GpuOptions,
 ) -> Result<u64> {
     let tensor_cores = multiplies_tiles(info, options);
-    let needs = Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?;
-    budget::least_memory(graph, &needs, options, gpu)
+    let needs = Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores, Held::ALL)?;
+    Ok(budget::least_memory(graph, &needs, options, gpu))
 }
 
-/// Bytes of a device's memory that hold all of a graph.
+/// Bytes of a device's memory that hold all of a graph, with the `held` experts.
 ///
 /// # Errors
 /// As [`least_memory`].
@@ -125,9 +129,11 @@ pub(super) fn whole_memory(
     graph: &Graph,
     buffers: &Buffers,
     options: &CompileOptions,
+    held: Held,
 ) -> Result<u64> {
     let tensor_cores = multiplies_tiles(info, options);
-    budget::whole_memory(graph, &Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?)
+    let needs = Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores, held)?;
+    Ok(budget::whole_memory(&needs))
 }
 
 /// What a graph takes of a device's memory, with the least and with all of its experts.
@@ -143,20 +149,20 @@ pub(super) fn size(
 ) -> Result<Size> {
     Ok(Size {
         least: least_memory(info, graph, buffers, options, gpu)?,
-        whole: whole_memory(info, graph, buffers, options)?,
+        whole: whole_memory(info, graph, buffers, options, Held::ALL)?,
         experts: all_bytes(graph)?,
         expert: largest_bytes(graph)?,
     })
 }
 
 impl Memory {
-    /// Takes memory for a graph, and gives the device its weights.
+    /// Takes memory for a graph with the `held` experts, and gives the device its weights.
     ///
     /// # Errors
     /// [`Error::DeviceMemory`] if there is not enough.
     pub(super) fn new(
         device: &mut dyn Device,
-        graph: &Graph,
+        (graph, held): (&Graph, Held),
         buffers: &Buffers,
         tensors: &[Tensor],
         options: &CompileOptions,
@@ -166,7 +172,7 @@ impl Memory {
         let info = device.info();
         let turns = turns(graph);
         let tensor_cores = multiplies_tiles(&info, options);
-        let needs = Needs::new(graph, options, (buffers, &turns), tensor_cores)?;
+        let needs = Needs::new(graph, options, (buffers, &turns), tensor_cores, held)?;
         let budget = Budget::new(&info, graph, &needs, options, gpu)?;
         let weights = weights::upload(device, tensors, &budget.far, &low_rank::weights(graph))?;
         let values = buffers.widths.iter().map(|width| device.alloc((width * rows * 4).max(4)));
@@ -187,7 +193,13 @@ impl Memory {
         let low_rank = LowRankUpdates::new(device, graph, &weights, rows)?;
         let state = State::new(device, graph, options.kv_type)?;
         let keep = options.keep_experts && gpu.host_memory && device_keeps_experts(graph);
-        let experts = DeviceExperts::new(device, graph, budget.experts, keep)?;
+        let experts = DeviceExperts::new(device, graph, (budget.experts, held), keep)?;
+        let outputs = scratch.experts.outputs;
+        let exchange = held.is_part().then(|| {
+            let bytes = scratch::output_bytes(graph, rows);
+            Exchange::new(device, held, outputs, bytes)
+        });
+        let exchange = exchange.transpose()?;
         Ok(Self {
             batch_invariant: gpu.batch_invariant,
             info,
@@ -197,6 +209,7 @@ impl Memory {
             routings,
             state,
             experts,
+            exchange,
             scratch,
             ngrams,
             low_rank,

@@ -209,6 +209,11 @@ impl Scratch {
     }
 }
 
+/// Bytes of the outputs of all pairs.
+pub(crate) fn output_bytes(graph: &Graph, rows: usize) -> usize {
+    experts(graph, rows).0.outputs
+}
+
 fn sizes(graph: &Graph, rows: usize) -> Sizes {
     let (experts, buckets) = experts(graph, rows);
     Sizes {

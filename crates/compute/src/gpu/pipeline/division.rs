@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::Result;
 use crate::backend::CompileOptions;
 use crate::gpu::device::DeviceInfo;
-use crate::gpu::memory::{own_bytes, whole_memory};
+use crate::gpu::memory::{Held, own_bytes, whole_memory};
 use crate::gpu::steps::{buffers, steps};
 use crate::graph::{Graph, Part};
 
@@ -65,7 +65,7 @@ pub(in crate::gpu) fn divide(
 fn held(part: Part, place: &Place, options: &CompileOptions) -> Result<u64> {
     let Part { graph, ends, .. } = part;
     let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
-    whole_memory(&place.info, &graph, &buffers, options)
+    whole_memory(&place.info, &graph, &buffers, options, Held::ALL)
 }
 
 /// Nodes between the places where a graph can be cut.

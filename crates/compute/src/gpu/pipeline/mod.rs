@@ -18,6 +18,7 @@ use self::layout::Layout;
 use self::overlap::UnderWay;
 use self::source::PartSource;
 use super::device::Device;
+use super::memory::Held;
 use super::options::GpuOptions;
 use super::run::{GpuExecutable, Turns, Way};
 use crate::backend::{Batch, Chosen, CompileOptions, DeviceCounts, Executable, ExpertSource, Overlap};
@@ -106,7 +107,8 @@ impl PipelineExecutable {
         for (part, Numbered { number, device, memory }) in parts.into_iter().zip(devices) {
             let own: Vec<Tensor> = part.weights.iter().map(|weight| tensors[*weight].clone()).collect();
             let gpu = GpuOptions { memory, ..*gpu };
-            let executable = GpuExecutable::new(device, (part.graph, part.ends), &own, options, &gpu);
+            let executable =
+                GpuExecutable::new(device, (part.graph, part.ends, Held::ALL), &own, options, &gpu);
             let executable = executable.map_err(|error| on_device(number, error))?;
             stages.push(Stage { number, executable, sets: part.expert_sets, layers: part.layers });
         }

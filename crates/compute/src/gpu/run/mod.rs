@@ -2,6 +2,7 @@
 
 mod draws;
 mod recording;
+mod together;
 mod turns;
 
 use std::ops::Range;
@@ -11,10 +12,11 @@ use std::time::Instant;
 pub(super) use self::draws::Queued;
 pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
-use self::recording::{Recordings, Runner};
+use self::recording::Recordings;
+pub(super) use self::together::Prepared;
 pub(super) use self::turns::{Turns, Way};
-use super::device::{Device, Slice, Words};
-use super::memory::{Adapted, Ending, FEW_ROWS, Given, Memory, STEPWISE_ROWS, Shape, adapts_experts};
+use super::device::{Device, Slice};
+use super::memory::{Ending, FEW_ROWS, Held, Memory, STEPWISE_ROWS, Shape, adapts_experts};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
@@ -53,20 +55,21 @@ pub(crate) struct GpuExecutable {
 }
 
 impl GpuExecutable {
-    /// Takes memory of the device for a graph, and gives it the weights. With [`CompileOptions::every_hidden`] the graph yields that.
+    /// Takes memory of the device for a graph with the `held` experts, and gives it the weights. With
+    /// [`CompileOptions::every_hidden`] the graph yields that.
     ///
     /// # Errors
     /// [`crate::Error::DeviceMemory`] if there is not enough.
     pub(crate) fn new(
         mut device: Box<dyn Device>,
-        (graph, ends): (Graph, Ends),
+        (graph, ends, held): (Graph, Ends, Held),
         tensors: &[Tensor],
         options: &CompileOptions,
         gpu: &GpuOptions,
     ) -> Result<Self> {
         let steps = steps(&graph, &ends);
         let buffers = buffers(&graph, &ends, &steps);
-        let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
+        let mut memory = Memory::new(&mut *device, (&graph, held), &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
         let suits =
@@ -145,6 +148,45 @@ impl GpuExecutable {
         Ok(queued)
     }
 
+    /// Reads the logits of so many outputs, which a batch has left.
+    pub(super) fn read_all_logits(&mut self, outputs: usize, logits: &mut Vec<f32>) -> Result<()> {
+        // Not cleared: what has the right length need not be filled before it is overwritten.
+        logits.resize(outputs * self.graph.vocab_size(), 0.0);
+        let from = self.memory.logits.buffer();
+        self.device_mut().download(from.into(), bytes_of(logits))
+    }
+
+    /// What the head reads.
+    ///
+    /// # Errors
+    /// [`Error::NoHead`].
+    pub(super) fn hidden(&self) -> Result<Value> {
+        self.graph.hidden().ok_or(Error::NoHead)
+    }
+
+    /// Reads the hidden states of so many outputs, which a batch without the head has left, some rows at a time.
+    pub(super) fn visit_hidden(&mut self, outputs: usize, visit: &mut dyn FnMut(&[f32])) -> Result<()> {
+        let hidden = self.hidden()?;
+        // Nothing but the head comes after the value, so that its buffer still holds it.
+        let from = self.place(hidden);
+        let (width, mut rows) = (hidden.width(), vec![]);
+        for first in (0..outputs).step_by(HIDDEN_ROWS) {
+            rows.resize((outputs - first).min(HIDDEN_ROWS) * width, 0.0);
+            let from = from.at(first * width * size_of::<f32>());
+            self.device_mut().download(from, bytes_of(&mut rows))?;
+            visit(&rows);
+        }
+        Ok(())
+    }
+
+    /// Chooses tokens by the logits that a batch has left, and waits for them.
+    pub(super) fn draw(&mut self, draws: &[Option<Draw>], vocab_size: usize) -> Result<Vec<Option<u32>>> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let all = self.graph.vocab_size();
+        let logits = self.memory.logits.buffer().into();
+        self.draws.queue(device, logits, draws, [all, vocab_size.min(all)])?.read(device)
+    }
+
     /// The tokens that were chosen last, as soon as they are: other work may be queued by now.
     pub(super) fn read_chosen(&mut self, queued: Queued) -> Result<Vec<Option<u32>>> {
         let device = self.device_mut();
@@ -196,39 +238,13 @@ impl GpuExecutable {
 
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
-        let given = Given::of(batch, Given::width(&self.graph))?;
-        self.graph.input_rows().try_for_each(|rows| batch.check_rows(rows.width()))?;
+        let prepared = self.prepare(batch, experts, ending)?;
+        let rows = prepared.rows();
+        let outcome = (0..prepared.pieces()).try_for_each(|piece| self.run_piece(&prepared, piece, experts));
+        self.finish(prepared, outcome.is_ok());
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let (graph, memory) = (&self.graph, &mut self.memory);
-        memory.experts.load_all(device, experts)?;
-        if let Some(processor) = &mut self.processor
-            && let Some((tiers, slots, Some(hand_over))) = memory.experts.tiers()
-            && Shape::of(batch, ending).rows <= FEW_ROWS
-        {
-            processor.begin(device, (tiers, slots, hand_over))?;
-        }
-        let shape = Shape {
-            given,
-            adapted: Adapted::of(batch, memory.low_rank.is_some()),
-            ..Shape::of(batch, ending)
-        };
-        let moved = memory.set_inputs(device, graph, batch, &shape);
-        if !matches!(moved, Ok(false)) {
-            self.recordings.forget(device);
-        }
-        moved?;
-        for rows in graph.input_rows() {
-            let to = self.buffers.of[rows.index].map_or(memory.logits.buffer(), |own| memory.values[own]);
-            let mut bytes = Vec::with_capacity(size_of_val(batch.rows));
-            batch.rows.iter().for_each(|value| value.append(&mut bytes));
-            device.upload(to.into(), &bytes)?;
-        }
-        let (steps, buffers) = (&self.steps, &self.buffers);
-        let beside = self.beside.as_mut();
-        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts, beside };
-        let outcome = runner.run(&mut self.recordings, shape);
         self.memory.experts.settle(device, experts).and(outcome)?;
-        if shape.rows <= FEW_ROWS
+        if rows <= FEW_ROWS
             && let Some((tiers, ..)) = self.memory.experts.tiers()
         {
             tiers.forget();
@@ -257,12 +273,7 @@ impl Executable for GpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        self.run_batch(batch, experts, Ending::Logits, |own| {
-            // Not cleared: what has the right length need not be filled before it is overwritten.
-            logits.resize(batch.outputs.len() * own.graph.vocab_size(), 0.0);
-            let from = own.memory.logits.buffer();
-            own.device_mut().download(from.into(), bytes_of(logits))
-        })
+        self.run_batch(batch, experts, Ending::Logits, |own| own.read_all_logits(batch.outputs.len(), logits))
     }
 
     fn run_hidden(
@@ -271,19 +282,8 @@ impl Executable for GpuExecutable {
         experts: &mut dyn ExpertSource,
         visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
-        let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
-        self.run_batch(batch, experts, Ending::Hidden, |own| {
-            // Nothing but the head comes after the value, so that its buffer still holds it.
-            let from = own.place(hidden);
-            let (width, mut rows) = (hidden.width(), vec![]);
-            for first in (0..batch.outputs.len()).step_by(HIDDEN_ROWS) {
-                rows.resize((batch.outputs.len() - first).min(HIDDEN_ROWS) * width, 0.0);
-                let from = from.at(first * width * size_of::<f32>());
-                own.device_mut().download(from, bytes_of(&mut rows))?;
-                visit(&rows);
-            }
-            Ok(())
-        })
+        self.hidden()?;
+        self.run_batch(batch, experts, Ending::Hidden, |own| own.visit_hidden(batch.outputs.len(), visit))
     }
 
     fn every_hidden(&mut self, rows: Range<usize>) -> Result<&[f32]> {
@@ -332,14 +332,10 @@ impl Executable for GpuExecutable {
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
         self.run_batch(batch, experts, Ending::Logits, |own| {
-            let device = &mut **own.device.get_mut().unwrap_or_else(PoisonError::into_inner);
             if batch.outputs.is_empty() {
                 return Ok(vec![]);
             }
-            let all = own.graph.vocab_size();
-            let logits = own.memory.logits.buffer().into();
-            let queued = own.draws.queue(device, logits, &draws(), [all, vocab_size.min(all)])?;
-            queued.read(device)
+            own.draw(&draws(), vocab_size)
         })
     }
 

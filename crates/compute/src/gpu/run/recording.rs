@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use crate::Result;
 use crate::backend::ExpertSource;
 use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
-use crate::gpu::lower::{Piece, lower};
-use crate::gpu::memory::{BATCH_ROWS, Ending, FEW_ROWS, Memory, Shape};
+use crate::gpu::lower::{Piece, lower, meeting};
+use crate::gpu::memory::{BATCH_ROWS, Ending, Exchange, FEW_ROWS, Memory, Shape};
 use crate::gpu::processor::Beside;
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::Graph;
@@ -20,6 +20,22 @@ const MOST_RECORDINGS: usize = 128;
 /// Dispatches of one batch shape, recorded once they have been used before.
 type Recording = Vec<Piece<RecordingId>>;
 
+/// What a batch runs, in order.
+pub(in crate::gpu) enum Listed {
+    Once(Vec<Piece<Vec<Dispatch>>>),
+    Recorded(Recording),
+}
+
+impl Listed {
+    /// Its pieces.
+    pub(in crate::gpu) fn pieces(&self) -> usize {
+        match self {
+            Self::Once(pieces) => pieces.len(),
+            Self::Recorded(pieces) => pieces.len(),
+        }
+    }
+}
+
 /// What is recorded, by batch shape; nothing yet for shapes that were seen once.
 #[derive(Default)]
 pub(super) struct Recordings {
@@ -31,6 +47,22 @@ pub(super) struct Recordings {
 impl Recordings {
     pub(super) fn replayed(&self) -> bool {
         self.replayed
+    }
+
+    /// Takes back what has run for a shape, to the end or not.
+    pub(super) fn keep(&mut self, device: &mut dyn Device, shape: Shape, listed: Listed, ended: bool) {
+        match listed {
+            Listed::Recorded(recording) => {
+                self.of.insert(shape, Some(recording));
+            }
+            Listed::Once(_) if ended && repeats(&shape) && !self.of.contains_key(&shape) => {
+                if self.of.len() >= MOST_RECORDINGS {
+                    self.forget(device);
+                }
+                self.of.insert(shape, None);
+            }
+            Listed::Once(_) => {}
+        }
     }
 
     /// Forgets what was recorded: buffers have moved.
@@ -54,37 +86,32 @@ pub(super) struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs one list for this shape: once as it is, from its second use on as a recording.
-    pub(super) fn run(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<()> {
-        // Prompts are seldom of one length twice.
-        let decodes = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
-        let repeats = decodes && shape.ending == Ending::Logits;
+    /// What to run for this shape: once as it is, from its second use on as a recording. It is to be given to
+    /// [`Recordings::keep`] when it has run.
+    pub(super) fn list(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<Listed> {
         recordings.replayed = matches!(recordings.of.get(&shape), Some(Some(_)));
-        if !repeats || !recordings.of.contains_key(&shape) {
-            for piece in self.lower(shape) {
-                self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;
-            }
-            if repeats {
-                if recordings.of.len() >= MOST_RECORDINGS {
-                    recordings.forget(self.device);
-                }
-                recordings.of.insert(shape, None);
-            }
-            return Ok(());
+        if !repeats(&shape) || !recordings.of.contains_key(&shape) {
+            return Ok(self.once(shape));
         }
-        let recording = match recordings.of.get_mut(&shape).and_then(Option::take) {
-            Some(recording) => recording,
-            None => self.record(shape)?,
-        };
-        let mut outcome = Ok(());
-        for piece in &recording {
-            outcome = self.run_piece(piece, |device, id: &RecordingId| device.replay(*id));
-            if outcome.is_err() {
-                break;
+        let recording = recordings.of.get_mut(&shape).and_then(Option::take);
+        recording.map_or_else(|| self.record(shape), Ok).map(Listed::Recorded)
+    }
+
+    /// What to run for this shape as it is.
+    pub(super) fn once(&self, shape: Shape) -> Listed {
+        Listed::Once(self.lower(shape))
+    }
+
+    /// Runs a piece of a list.
+    pub(super) fn run_listed(&mut self, listed: &Listed, piece: usize) -> Result<()> {
+        match listed {
+            Listed::Once(pieces) => {
+                self.run_piece(&pieces[piece], |device, list: &Vec<Dispatch>| device.run(list))
+            }
+            Listed::Recorded(pieces) => {
+                self.run_piece(&pieces[piece], |device, id: &RecordingId| device.replay(*id))
             }
         }
-        recordings.of.insert(shape, Some(recording));
-        outcome
     }
 
     fn lower(&self, shape: Shape) -> Vec<Piece<Vec<Dispatch>>> {
@@ -98,7 +125,12 @@ impl Runner<'_> {
 
     fn record(&mut self, shape: Shape) -> Result<Recording> {
         let mut recording = vec![];
-        for piece in self.lower(shape) {
+        let pieces = self.lower(shape);
+        let pieces = match &self.memory.exchange {
+            Some(exchange) if self.device.waits_in_recordings() => vec![joined(pieces, exchange)],
+            _ => pieces,
+        };
+        for piece in pieces {
             recording.push(match piece {
                 Piece::Run(list) => Piece::Run(self.device.record(list)?),
                 Piece::Experts { set, ids, pairs, hands, once, body } => {
@@ -139,6 +171,25 @@ impl Runner<'_> {
             }
         }
     }
+}
+
+/// Pieces that run without the host as one, in which devices meet.
+fn joined(pieces: Vec<Piece<Vec<Dispatch>>>, exchange: &Exchange) -> Piece<Vec<Dispatch>> {
+    let mut all = vec![];
+    for piece in pieces {
+        let (Piece::Run(list) | Piece::Experts { body: list, .. }) = piece;
+        if !all.is_empty() {
+            all.push(meeting(exchange));
+        }
+        all.extend(list);
+    }
+    Piece::Run(all)
+}
+
+/// Whether batches of a shape come again: prompts are seldom of one length twice.
+fn repeats(shape: &Shape) -> bool {
+    let decodes = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
+    decodes && shape.ending == Ending::Logits
 }
 
 /// The ids of a routing.

@@ -5,6 +5,7 @@
     unit!("compressed", "af257addbf0f3363", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
     unit!("decode", "bb6150a1406f5d13", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
     unit!("delta_rule", "2982688b91c905ab", ["channel_delta_rule_2", "channel_delta_rule_32", "channel_delta_rule_8", "gated_delta_rule_2", "gated_delta_rule_32", "gated_delta_rule_8"]),
+    unit!("divided", "cebc836a104a596e", ["sum_divided"]),
     unit!("draw", "1abbf9708a7b182b", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
     unit!("elementwise", "573b3e95596f952e", ["activate", "add", "clamp_to", "round_blocks", "scaled_silu", "sigmoid_gate", "soft_cap", "softplus_gate", "swiglu"]),
     unit!("encoder", "4f8b429623441fba", ["bidirectional_attention", "block_rows", "clamp_between", "gelu_form", "standardize"]),
@@ -159,4 +160,5 @@
     unit!("early", "80c616563f55fea8", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
     unit!("joint_rows", "df8fe9c9b6a17cfe", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
     unit!("joint_experts", "40dfc50cc6cd7505", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("meet", "34dbc223d7ea0d49", ["meet"]),
 ]

@@ -63,7 +63,8 @@ impl Lowering<'_> {
             body.push(launch.each(pairs.count));
         }
         let wide = if weights.is_none() { self.wide_adapted(x, own, &mlp, updates) } else { None };
-        body.extend(wide.unwrap_or_else(|| self.common_experts(x, weights, own, mlp, Some(updates))));
+        let places = [self.value(x), self.memory.scratch.experts.outputs.into()];
+        body.extend(wide.unwrap_or_else(|| self.common_experts(places, weights, own, mlp, Some(updates))));
         body
     }
 

@@ -1,6 +1,7 @@
 //! Lowering of routed experts: which kernels compute them, and those of `kernels/moe.h`, which suit every encoding.
 
 mod batch;
+mod divided;
 mod few;
 mod floats;
 mod low_rank;
@@ -11,6 +12,7 @@ mod streamed;
 mod tensor;
 mod wide;
 
+pub(in crate::gpu) use self::divided::meeting;
 use self::few::FewExperts;
 use self::low_rank::ExpertUpdate;
 use self::place::ChosenExperts;
@@ -119,6 +121,8 @@ impl Lowering<'_> {
         let experts = &memory.experts;
         let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
         let ExpertScratch { products, outputs, .. } = memory.scratch.experts;
+        let exchange = memory.exchange.as_ref();
+        let outputs = exchange.map_or(outputs, |exchange| exchange.outputs(self.exchanged));
         let (products, outputs) = (Slice::from(products), Slice::from(outputs));
         let parts = *experts.parts(set);
         let input_weights = (mlp.weighted == Weighted::Input).then_some(weights);
@@ -171,7 +175,13 @@ impl Lowering<'_> {
         } else if let Some(body) = self.float_experts(&few) {
             body
         } else {
-            self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp, None)
+            self.common_experts(
+                [self.value(x), outputs],
+                input_weights,
+                Pairs { set, ids, count: pairs, top_k },
+                mlp,
+                None,
+            )
         };
         if let Some(updates) = updates {
             body.extend(self.adapted_experts(
@@ -209,6 +219,10 @@ impl Lowering<'_> {
             let identities = Launch { unit: "moe", kernel: "moe_identity", buffers: &buffers, constants };
             self.run.push(identities.over([pairs, blocks(x.width()), 1], THREADS));
         }
+        if let Some(exchange) = exchange {
+            let sum = self.sum_divided(step, exchange);
+            return self.run.push(sum);
+        }
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [outputs, weights, residual, self.value(out)];
@@ -218,10 +232,10 @@ impl Lowering<'_> {
         self.run.push(combine.over([self.rows, blocks(out.width()), 1], THREADS));
     }
 
-    /// Outputs of all pairs whose experts are present.
+    /// Outputs of all pairs whose experts are present, for rows of x.
     fn common_experts(
         &self,
-        x: Value,
+        [x, outputs]: [Slice; 2],
         weights: Option<Slice>,
         pairs: Pairs,
         mlp: ExpertMlp,
@@ -232,11 +246,10 @@ impl Lowering<'_> {
         let parts = *experts.parts(set);
         let [gate, up, down] = parts;
         let table = experts.table(set, [self.rows, pairs.count]);
-        let ExpertScratch { gates, ups, products, outputs } = self.memory.scratch.experts;
-        let [gates, ups, products, outputs] = [gates, ups, products, outputs].map(Slice::from);
+        let ExpertScratch { gates, ups, products, .. } = self.memory.scratch.experts;
+        let [gates, ups, products] = [gates, ups, products].map(Slice::from);
         let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
         let bias = |which: usize| biases.map(|b| b[which]);
-        let x = self.value(x);
         let mut body = vec![];
         let inner = gate.matrix.rows;
         if self.rows > FEW_ROWS || updates.is_some() {
