@@ -148,7 +148,7 @@ fn every_tensor_is_needed_as_it_is() {
                     for (i, tensor) in whole.iter().enumerate().filter(|(_, tensor)| is_sample(&tensor.name))
                     {
                         // Each is left out, and damaged in two other ways: its neighbours in the rest.
-                        let chosen = |way: &usize| *way == 0 || (way + i) % 2 == 0;
+                        let chosen = |way: &usize| *way == 0 || (way + i).is_multiple_of(2);
                         for way in (0..DAMAGES.len()).filter(chosen) {
                             let (damage, apply) = DAMAGES[way];
                             file.tensors.clone_from(&whole);

@@ -55,12 +55,21 @@ struct Work {
 }
 
 fn is_large(dtype: DType) -> bool {
-    match dtype {
-        DType::F16 | DType::BF16 | DType::Q3_K | DType::Q5_K | DType::Q6_K | DType::Q8_0 => true,
-        DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => true,
-        DType::Affine { bits: 8, .. } | DType::Int { bits: 8, .. } => true,
-        _ => false,
-    }
+    use DType::{Affine, BF16, F16, Fp8, Fp8_Rows, Fp8_Whole, Int, MXFP8_Planes, Q3_K, Q5_K, Q6_K, Q8_0};
+    matches!(
+        dtype,
+        F16 | BF16
+            | Q3_K
+            | Q5_K
+            | Q6_K
+            | Q8_0
+            | Fp8 { .. }
+            | Fp8_Rows { .. }
+            | Fp8_Whole { .. }
+            | MXFP8_Planes
+            | Affine { bits: 8, .. }
+            | Int { bits: 8, .. }
+    )
 }
 
 impl Work {
