@@ -106,11 +106,12 @@ impl GpuBackend {
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
-        let place = |(index, device): (usize, &&dyn Device)| {
-            let info = device.info();
-            Place { memory: usable(&info, memory.or_else(|| self.memory_of(index, options))), info }
-        };
-        let places: Vec<Place> = devices.iter().enumerate().map(place).collect();
+        let infos = devices.iter().map(|device| device.info()).enumerate();
+        let places = infos.map(|(index, info)| {
+            let memory = memory.or_else(|| self.memory_of(index, options));
+            Place { memory: usable(&info, memory), info }
+        });
+        let places: Vec<Place> = places.collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
     }
 
