@@ -239,8 +239,10 @@ pub(crate) trait Isa: Copy {
 
     /// The byte of `table` that each byte of `indices`, which are below 16, stands for.
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
-    /// Bytes that are 16 where the bits of `low`, and above them those of `high`, are set.
-    fn sixteen_where(self, low: u32, high: u32) -> Self::U;
+    /// Bytes that are `byte` where the bits of `low`, and above them those of `high`, are set.
+    fn bytes_where(self, byte: u8, low: u32, high: u32) -> Self::U;
+    /// The bytes of the first `LANES` / 2 of `words`, the lowest of each first.
+    fn of_words(self, words: [u64; MAX_LANES / 2]) -> Self::U;
     /// Shift left by `n` < 32.
     fn shl_all(self, a: Self::U, n: u32) -> Self::U;
     /// Shift right by `low` in the lowest eight lanes and by `high` in those above, filling with zeros.

@@ -12,12 +12,18 @@ const SUPER: usize = 256;
 /// IQ3_XXS (256 × 4), IQ3_S (512 × 4), IQ1_S (2048 × 8, signed). Written by `tools/make_codebooks.py`.
 const CODEBOOKS: &[u8; 33_792] = include_bytes!("codebooks.bin");
 
-const IQ2_XXS: &[[u8; 8]] = book(0, 256);
-const IQ2_XS: &[[u8; 8]] = book(2048, 512);
-const IQ2_S: &[[u8; 8]] = book(6144, 1024);
-const IQ3_XXS: &[[u8; 4]] = book(14_336, 256);
-const IQ3_S: &[[u8; 4]] = book(15_360, 512);
-const IQ1: &[[u8; 8]] = book(17_408, 2048);
+/// Magnitudes of eight values for each code of IQ2_XXS.
+pub(crate) const IQ2_XXS: &[[u8; 8]] = book(0, 256);
+/// As [`IQ2_XXS`].
+pub(crate) const IQ2_XS: &[[u8; 8]] = book(2048, 512);
+/// As [`IQ2_XXS`].
+pub(crate) const IQ2_S: &[[u8; 8]] = book(6144, 1024);
+/// Magnitudes of four values for each code of IQ3_XXS.
+pub(crate) const IQ3_XXS: &[[u8; 4]] = book(14_336, 256);
+/// As [`IQ3_XXS`].
+pub(crate) const IQ3_S: &[[u8; 4]] = book(15_360, 512);
+/// Eight values of −1, 0, 1 for each code of IQ1_S and IQ1_M.
+pub(crate) const IQ1: &[[u8; 8]] = book(17_408, 2048);
 
 /// `len` entries of the codebooks from byte `start` on.
 const fn book<const N: usize>(start: usize, len: usize) -> &'static [[u8; N]] {

@@ -2,7 +2,7 @@
 //! bytes mean) and, where something writes it, its quantiser.
 
 pub(crate) mod affine;
-mod codebook;
+pub(crate) mod codebook;
 mod fit;
 pub(crate) mod fp8;
 pub(crate) mod int;

@@ -13,7 +13,7 @@ use moeflux_compute::{
     quant,
 };
 
-use crate::support::random::Random;
+use crate::support::{random::Random, weights::codebooks};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const GGUF: [DType; 13] = [
@@ -57,7 +57,7 @@ fn all_dtypes() -> impl Iterator<Item = DType> {
         DType::NVFP4 { matrix: MatrixScale::Factor },
         DType::NVFP4 { matrix: MatrixScale::Divisor },
     ];
-    FLOATS.into_iter().chain(GGUF).chain(others).chain(affine()).chain(integers())
+    FLOATS.into_iter().chain(GGUF).chain(codebooks()).chain(others).chain(affine()).chain(integers())
 }
 
 /// Every level of this machine.
@@ -390,7 +390,7 @@ fn integer_dot_products_are_exact() {
     let pool = ThreadPool::new(1);
     let int8 = all_dtypes().filter(|&dtype| {
         let half_ok = !matches!(dtype, DType::Affine { scale: Half::BF16, .. });
-        half_ok && accepts_q8(dtype, 256)
+        half_ok && accepts_q8(dtype, 256) && !codebooks().contains(&dtype)
     });
     for dtype in int8 {
         for code in [0, 1, 7, 8, 15, 16, 31, 32, 63, 127, 128, 129, 254, 255] {
@@ -420,6 +420,68 @@ fn integer_dot_products_are_exact() {
             }
         }
     }
+}
+
+/// As [`integer_dot_products_are_exact`], where a code stands for several values: with d = 1 and the least of scales, products
+/// are eighths whose sums are below 2²⁴.
+#[test]
+fn sums_of_codebooks_are_exact() {
+    let pool = ThreadPool::new(1);
+    let mut random = Random::new(11);
+    let (rows, cols) = (40, 512);
+    for dtype in codebooks() {
+        let mut plane = random.planes(dtype, rows, cols).remove(0);
+        for block in plane.chunks_exact_mut(dtype.block_bytes(0)) {
+            // Where scales are, how many bytes apart, and the bits of theirs that are something else.
+            let (scales, step, others) = match dtype {
+                DType::IQ1_S => (35..50, 2, 0x8f),
+                DType::IQ1_M => (48..56, 1, 0),
+                DType::IQ2_XXS => (9..66, 8, 0x0f),
+                DType::IQ2_XS => (66..74, 1, 0),
+                DType::IQ2_S => (74..82, 1, 0),
+                DType::IQ3_XXS => (69..98, 4, 0x0f),
+                _ => (106..110, 1, 0),
+            };
+            block[scales].iter_mut().step_by(step).for_each(|byte| *byte &= others);
+            let one = half::f16::ONE.to_le_bytes();
+            if dtype == DType::IQ1_M {
+                // Four bits on top of each word, the lowest first.
+                (block[53], block[55]) = (one[1] << 4, one[1] & 0xf0);
+            } else {
+                block[..2].copy_from_slice(&one);
+            }
+        }
+        let w = TensorView::new(dtype, rows, cols, &[&plane]).unwrap();
+        let values = quant::dequantize(w).unwrap();
+        let patterns: [fn(usize) -> f32; 4] = [
+            |_| -127.0,
+            |i| if i % 2 == 0 { 127.0 } else { -127.0 },
+            |i| if i % 32 == 9 { 127.0 } else { i as f32 % 13.0 - 6.0 },
+            |i| 127.0 - (i * i % 255) as f32,
+        ];
+        let x: Vec<f32> = patterns.iter().flat_map(|p| (0..cols).map(p)).collect();
+        for simd in levels() {
+            let [quantized, _] = q8(simd, &x, cols);
+            let (expected, _) = reference(&values, &dequantized(&quantized), cols);
+            let expected: Vec<f32> = expected.into_iter().map(|sum| sum as f32).collect();
+            assert_same(
+                &format!("{dtype}, {simd}"),
+                &product(&pool, simd, w, Activations::Q8(&quantized)),
+                &expected,
+            );
+            let two = matmul_few(simd, w, &quantized, rows);
+            assert_same(&format!("{dtype}, {simd}, two tokens"), &two, &expected[..2 * rows]);
+        }
+    }
+}
+
+/// The product with the first two rows of activations.
+fn matmul_few(simd: Simd, w: TensorView<'_>, x: &Q8Rows, rows: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; 2 * rows];
+    // SAFETY: the matrix borrowed here; one call.
+    let to = unsafe { OutRows::new(out.as_mut_ptr(), rows, 2, rows) };
+    matmul_rows(simd, w, 0..rows, Activations::Q8(x), Tokens::Range(0..2), to).unwrap();
+    out
 }
 
 #[test]

@@ -73,6 +73,21 @@ impl Shape for SuperCentred {
     const SUPER: bool = true;
 }
 
+/// Integer scales and zero points, of at most six bits.
+#[derive(Clone, Copy)]
+pub(super) struct SmallSuperCentred;
+impl Shape for SmallSuperCentred {
+    const SUPER: bool = true;
+}
+
+/// Eight bits, integer scales of 16 columns and zero points.
+#[derive(Clone, Copy)]
+pub(super) struct WideHalvesCentred;
+impl Shape for WideHalvesCentred {
+    const HALVES: bool = true;
+    const WIDE: bool = true;
+}
+
 /// Integer scales of 16 columns and zero points.
 #[derive(Clone, Copy)]
 pub(super) struct HalvesCentred;

@@ -85,7 +85,7 @@ impl<S: Shape, const BITS: u32, const BYTES: usize> Format for Nibbles<S, BITS, 
                 let high = low.add((parts - 1) * BYTES);
                 let fifth = |bits: *const u8| u32::from_le(bits.cast::<u32>().read_unaligned());
                 let nibbles = isa.load_low_high_nibbles(low.add(4), high.add(4));
-                *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
+                *out = isa.or(nibbles, isa.bytes_where(16, fifth(low), fifth(high)));
             }
         }
         out

@@ -19,6 +19,7 @@
 
 mod affine;
 mod batch;
+mod codebooks;
 mod float;
 mod fp8;
 mod int8;
@@ -44,6 +45,7 @@ use crate::dtype::FP8_BLOCK;
 use crate::quant::dequantize_row;
 use crate::{BlockScale, DType, Error, Half, Result, TensorView, Zeros};
 use affine::{Affine4, Affine8, AffineOdd};
+use codebooks::{Coded, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 use fp8::Fp8;
 use int8::Format;
 use integers::{Int4, Int4Zeros, Int8, Int8Zeros};
@@ -56,15 +58,13 @@ use plain::{Bf16, F16, F32};
 /// Rows are best handed out in multiples of this.
 pub const ROW_TILE: usize = 32;
 
-/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all but plain floats and those
-/// whose codes stand for several values at once, in whole blocks of both.
+/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all but floats, in whole blocks of
+/// both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 => false,
         DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => false,
         DType::Int { bits, group, .. } => matches!((bits, group), (4 | 8, 0 | 32 | 64 | 128)),
-        DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
-        DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
         _ => true,
     };
@@ -386,6 +386,13 @@ impl Job<'_> {
                 (_, Zeros::Middle) => self.run_format(simd, Int8::new(group, scale), x),
                 (_, Zeros::Stored) => self.run_format(simd, Int8Zeros::new(group, scale), x),
             },
+            (DType::IQ1_S, x) => self.run_format(simd, Coded(Iq1S), x),
+            (DType::IQ1_M, x) => self.run_format(simd, Coded(Iq1M), x),
+            (DType::IQ2_XXS, x) => self.run_format(simd, Coded(Iq2Xxs), x),
+            (DType::IQ2_XS, x) => self.run_format(simd, Coded(Iq2Xs), x),
+            (DType::IQ2_S, x) => self.run_format(simd, Coded(Iq2S), x),
+            (DType::IQ3_XXS, x) => self.run_format(simd, Coded(Iq3Xxs), x),
+            (DType::IQ3_S, x) => self.run_format(simd, Coded(Iq3S), x),
             (DType::Q2_K, x) => self.run_format(simd, Q2K, x),
             (DType::Q3_K, x) => self.run_format(simd, Q3K, x),
             (DType::Q4_K, x) => self.run_format(simd, Q4K, x),

@@ -38,7 +38,7 @@ impl Format for Iq4Nl {
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // SAFETY: blocks of this group, by the caller.
         let [first, second] = unsafe { nibble_group::<I, 18>(isa, p, group, 2) };
-        [isa.lookup(&table::<I>(), first), isa.lookup(&table::<I>(), second)]
+        [look_up(isa, first), look_up(isa, second)]
     }
 }
 
@@ -79,7 +79,7 @@ impl Format for Iq4Xs {
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // SAFETY: sub-blocks of 16 bytes each follow eight bytes of scales, by the caller.
         let [first, second] = unsafe { nibble_group::<I, 16>(isa, p, group, 8) };
-        [isa.lookup(&table::<I>(), first), isa.lookup(&table::<I>(), second)]
+        [look_up(isa, first), look_up(isa, second)]
     }
 }
 
@@ -89,13 +89,18 @@ fn put_codes<I: Isa>(isa: I, tile: &mut Tile, sub: usize, words: [I::U; 4]) {
     let low = isa.splat_u(0x0f0f_0f0f);
     let codes = tile.codes_mut(sub);
     for (k, qs) in words.into_iter().enumerate() {
-        codes.put(isa, k, isa.lookup(&table::<I>(), isa.and(qs, low)));
-        codes.put(isa, k + 4, isa.lookup(&table::<I>(), isa.and(isa.shr::<4>(qs), low)));
+        codes.put(isa, k, look_up(isa, isa.and(qs, low)));
+        codes.put(isa, k + 4, look_up(isa, isa.and(isa.shr::<4>(qs), low)));
     }
 }
 
-/// The sixteen codes, stored as [`Isa::WIDE_OFFSET`] says.
+/// The codes of nibbles. Their table is a constant: one made where it is needed would be written and read again each time.
 #[inline(always)]
+fn look_up<I: Isa>(isa: I, nibbles: I::U) -> I::U {
+    isa.lookup(const { &table::<I>() }, nibbles)
+}
+
+/// The sixteen codes, stored as [`Isa::WIDE_OFFSET`] says.
 const fn table<I: Isa>() -> [u8; 16] {
     let mut codes = [0; 16];
     let mut i = 0;

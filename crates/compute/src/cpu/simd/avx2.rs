@@ -150,7 +150,7 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+    fn bytes_where(self, byte: u8, low: u32, _: u32) -> Self::U {
         proven!({
             // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
             let index =
@@ -158,8 +158,14 @@ impl Isa for Avx2 {
             let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(low as i32), index);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-            _mm256_and_si256(set, _mm256_set1_epi8(16))
+            _mm256_and_si256(set, _mm256_set1_epi8(byte as i8))
         })
+    }
+
+    #[inline(always)]
+    fn of_words(self, words: [u64; 8]) -> Self::U {
+        let [a, b, c, d, ..] = words.map(|word| word as i64);
+        proven!(_mm256_set_epi64x(d, c, b, a))
     }
 
     #[inline(always)]

@@ -184,8 +184,14 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn sixteen_where(self, low: u32, high: u32) -> Self::U {
-        proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), 16))
+    fn bytes_where(self, byte: u8, low: u32, high: u32) -> Self::U {
+        proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), byte as i8))
+    }
+
+    #[inline(always)]
+    fn of_words(self, words: [u64; 8]) -> Self::U {
+        let [a, b, c, d, e, f, g, h] = words.map(|word| word as i64);
+        proven!(_mm512_set_epi64(h, g, f, e, d, c, b, a))
     }
 
     #[inline(always)]

@@ -47,15 +47,15 @@ fn transpose(v: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
     [vtrn1q_u64(a, c), vtrn1q_u64(b, d), vtrn2q_u64(a, c), vtrn2q_u64(b, d)].map(|v| vreinterpretq_u32_u64(v))
 }
 
-/// Bytes that are 16 where bits `from`.. of `bits` are set.
+/// Bytes that are `byte` where bits `from`.. of `bits` are set.
 #[inline]
 #[target_feature(enable = "neon")]
-fn sixteen_where(bits: u32, from: u8) -> uint32x4_t {
+fn bytes_where(byte: u8, bits: u32, from: u8) -> uint32x4_t {
     // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
     let index = vcombine_u8(vdup_n_u8(from / 8), vdup_n_u8(from / 8 + 1));
     let bytes = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), index);
     let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-    vreinterpretq_u32_u8(vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16)))
+    vreinterpretq_u32_u8(vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(byte)))
 }
 
 impl Isa for Neon {
@@ -158,8 +158,16 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
-    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
-        proven!([sixteen_where(low, 0), sixteen_where(low, 16)])
+    fn bytes_where(self, byte: u8, low: u32, _: u32) -> Self::U {
+        proven!([bytes_where(byte, low, 0), bytes_where(byte, low, 16)])
+    }
+
+    #[inline(always)]
+    fn of_words(self, words: [u64; 8]) -> Self::U {
+        proven!([
+            vreinterpretq_u32_u64(vcombine_u64(vcreate_u64(words[0]), vcreate_u64(words[1]))),
+            vreinterpretq_u32_u64(vcombine_u64(vcreate_u64(words[2]), vcreate_u64(words[3]))),
+        ])
     }
 
     #[inline(always)]

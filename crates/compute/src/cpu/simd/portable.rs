@@ -138,11 +138,21 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+    fn bytes_where(self, byte: u8, low: u32, _: u32) -> Self::U {
         let mut out = [0; LANES];
         for i in 0..LANES {
             let bits = low >> (4 * i) & 15;
-            out[i] = (bits << 4 | bits << 11 | bits << 18 | bits << 25) & 0x1010_1010;
+            out[i] = ((bits | bits << 7 | bits << 14 | bits << 21) & 0x0101_0101) * u32::from(byte);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn of_words(self, words: [u64; LANES]) -> Self::U {
+        let mut out = [0; LANES];
+        for i in 0..LANES / 2 {
+            out[2 * i] = words[i] as u32;
+            out[2 * i + 1] = (words[i] >> 32) as u32;
         }
         out
     }

@@ -76,6 +76,10 @@ impl Random {
                 planes[0].iter_mut().for_each(|code| *code &= 0xBF);
                 planes[1].fill_with(|| self.power_of_two());
             }
+            DType::IQ1_M => {
+                // The top bits of the scale: 2⁻⁷ to 2⁻⁵.
+                planes[0].chunks_exact_mut(56).for_each(|block| block[55] = block[55] & 15 | 0x20);
+            }
             blocks => {
                 for &at in scale_offsets(blocks) {
                     self.fill(&mut planes[0], blocks.block_bytes(0), at, |v| half(Half::F16, v));
@@ -91,7 +95,8 @@ impl Random {
         const POWER: &[u8] = &[0xff];
         const SMALL: &[u8] = &[0x7f];
         match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => None,
+            // Of IQ1_M it is spread over four words.
+            DType::F32 | DType::F16 | DType::BF16 | DType::IQ1_M => None,
             DType::MXFP4 => Some((0, 0, POWER)),
             DType::MXFP4_Planes | DType::MXFP8_Planes => Some((1, 0, POWER)),
             DType::Affine { .. } | DType::Int { .. } => Some((1, 0, HALF)),
@@ -125,6 +130,7 @@ fn half(kind: Half, v: f32) -> Vec<u8> {
 fn scale_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
+        DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ3_XXS | DType::IQ3_S => &[0],
         DType::Q2_K => &[80, 82],
         DType::Q3_K => &[108],
         DType::Q4_K | DType::Q5_K | DType::Q4_1 | DType::Q5_1 => &[0, 2],

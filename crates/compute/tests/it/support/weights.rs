@@ -43,7 +43,7 @@ pub(crate) fn grouped_integers() -> [DType; 6] {
     ]
 }
 
-/// Encodings with codebooks of several values at once, which no kernel multiplies with in eight bits.
+/// Encodings with codebooks of several values at once, which no kernel of a GPU multiplies with in eight bits.
 pub(crate) fn codebooks() -> [DType; 7] {
     use DType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
     [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S]
