@@ -222,7 +222,7 @@ fn signs_of_28_bits(stored: u64) -> u64 {
     even(low | stored << 2 & both(0x7f_0000) | stored << 3 & both(0x7f00_0000))
 }
 
-/// Sets the scales of a row of sub-blocks to 2s + 1, s being the lowest `BITS` bits.
+/// 2s + 1, s being the lowest `BITS` bits of each lane.
 #[inline(always)]
 fn odd<I: Isa, const BITS: u32>(isa: I, s: I::U) -> I::F {
     let s = isa.and(s, isa.splat_u((1 << BITS) - 1));
@@ -381,8 +381,9 @@ impl Codebook for Iq3Xxs {
         let (codes, signs) = unsafe { (u64_at(p.add(2 + 8 * sub)), u32_at(p.add(66 + 4 * sub))) };
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            let [low, high] = [2 * i, 2 * i + 1].map(|i| IQ3_XXS[(codes >> (8 * i)) as usize & 255]);
-            *values = u64::from(low) | u64::from(high) << 32;
+            let first = IQ3_XXS[(codes >> (16 * i)) as usize & 255];
+            let second = IQ3_XXS[(codes >> (16 * i + 8)) as usize & 255];
+            *values = u64::from(first) | u64::from(second) << 32;
         }
         (values, signs)
     }
@@ -391,6 +392,12 @@ impl Codebook for Iq3Xxs {
     fn bits(stored: u64) -> u64 {
         signs_of_28_bits(stored)
     }
+}
+
+/// Byte `i` of `low` and, above it, bit `i` of `ninth`.
+#[inline(always)]
+fn nine_bits(low: u64, ninth: u8, i: usize) -> usize {
+    (low >> (8 * i)) as usize & 255 | usize::from(ninth) << (8 - i) & 256
 }
 
 /// IQ3_S.
@@ -418,11 +425,9 @@ impl Codebook for Iq3S {
             unsafe { (u64_at(p.add(2 + 8 * sub)), *p.add(66 + sub), u32_at(p.add(74 + 4 * sub))) };
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            let [low, high] = [2 * i, 2 * i + 1].map(|i| {
-                let code = (low >> (8 * i)) as usize & 255;
-                IQ3_S[code | usize::from(ninth) << (8 - i) & 256]
-            });
-            *values = u64::from(low) | u64::from(high) << 32;
+            let first = IQ3_S[nine_bits(low, ninth, 2 * i)];
+            let second = IQ3_S[nine_bits(low, ninth, 2 * i + 1)];
+            *values = u64::from(first) | u64::from(second) << 32;
         }
         (values, signs)
     }
