@@ -28,7 +28,8 @@ pub struct SynthArgs {
     /// File format
     #[arg(long, value_enum, default_value = "gguf")]
     format: FileFormat,
-    /// Encoding: q4_k_m, q8_0, f16, mxfp4 for GGUF; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
+    /// Encoding: q4_k_m, q8_0, f16, mxfp4 for GGUF, or of experts alone iq4_xs, q3_k, iq3_s, iq3_xxs, q2_k, iq2_s, iq2_xxs,
+    /// iq1_s; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Number of layers [default: the shape's]
