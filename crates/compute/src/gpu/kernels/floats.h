@@ -102,7 +102,8 @@ DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBu
     for (uint n = 0; n < ROWS; ++n) {
         const uint row = first + n < inner ? first + n : first;
         rows.row[ROWS + n] = expert_row(b.slots, slot, c.up, row);
-        rows.row[n] = gates ? expert_row(b.slots, slot, c.gate, row) : rows.row[ROWS + n];
+        rows.row[n] = rows.row[ROWS + n];
+        if (gates) rows.row[n] = expert_row(b.slots, slot, c.gate, row);
     }
     const GPTR(const float) x = b.x + (ulong)(pair / c.share) * cols;
     const FloatDots<2 * ROWS> dots = float_dots<D, 2 * ROWS>(ctx, c.up.format, rows, x, c.norm.has_norm, b.norm);
