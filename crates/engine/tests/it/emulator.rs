@@ -1,7 +1,7 @@
 //! Fixtures through the whole engine on an emulated GPU: logits agree with the goldens, with both texts of the kernels,
 //! and are bit for bit the same whether all experts are on the device or two of them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -16,7 +16,7 @@ use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 use moeflux_compute::graph::{ExpertSet, Op};
 
 /// Tokens of a prompt: more than are evaluated row by row.
-const PROMPT: usize = 15;
+const PROMPT: usize = 10;
 /// Tokens after it, one at a time: the second of a shape is recorded, and the third is the recording once more.
 const SINGLE: usize = 3;
 /// Models whose attention sees some tokens only: their prompts have more than those.
@@ -67,8 +67,8 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     out
 }
 
-/// Agrees with the golden; with `streams` also that streamed experts make no difference.
-fn check(fixture: &Fixture, streams: bool) {
+/// Agrees with the golden; with a way of streaming also that streamed experts make no difference.
+fn check(fixture: &Fixture, streams: Option<bool>) {
     let golden = fixture.golden();
     let chooses = CHOOSING.iter().any(|part| fixture.name.contains(part));
     let tokens = &golden.tokens[..SINGLE + if chooses { LONG_PROMPT } else { PROMPT }];
@@ -84,9 +84,7 @@ fn check(fixture: &Fixture, streams: bool) {
     };
     agrees(&metal());
     let got = agrees(&emulator(None));
-    if !streams {
-        return;
-    }
+    let Some(shares) = streams else { return };
     // With activations of eight bits, where the encoding has them: plain floats' experts are the same kernels.
     let fast = Options::default();
     let mut engine = open(&fixture.path, &emulator(None), &fast);
@@ -99,8 +97,8 @@ fn check(fixture: &Fixture, streams: bool) {
     same_bits(fixture, tokens, (&emulator(Some(2)), &few), &got);
     if quantised {
         // Four are enough for a token of most models, so that the device decides; with fewer the host does.
-        same_bits(fixture, tokens, (&tiered(4), &fast), &got_fast);
-        same_bits(fixture, tokens, (&shared(4, Some(0.5)), &fast), &got_fast);
+        let backend = if shares { shared(4, Some(0.5)) } else { tiered(4) };
+        same_bits(fixture, tokens, (&backend, &fast), &got_fast);
     } else {
         same_bits(fixture, tokens, (&tiered(2), &f32_options()), &got);
     }
@@ -205,10 +203,12 @@ fn nobody_can_tell_who_computed_an_expert() {
             (bits(&logits), counts.computed)
         };
         let (expected, _) = run(&emulator(None), None);
-        for &part in parts {
+        for (n, &part) in parts.iter().enumerate() {
             let mut all = [0; 2];
             // Host memory has all experts; or it reads some, and the device has room for those of a token or of several.
-            for (slots, cached) in [(2, None), (4, None), (5, Some(4)), (10, Some(5))] {
+            let placements = [(2, None), (4, None), (5, Some(4)), (10, Some(5))];
+            let every = if n == 0 && name.contains("qwen3") { 1 } else { 2 };
+            for (slots, cached) in placements.into_iter().step_by(every) {
                 let backend = if cached.is_some() { exchanging(slots, part) } else { shared(slots, part) };
                 let (got, computed) = run(&backend, cached);
                 let differ = got.iter().zip(&expected).position(|(a, b)| a != b);
@@ -361,11 +361,15 @@ fn every_family_operation_and_encoding_on_an_emulated_device() {
     let mut seen = HashSet::new();
     let mut fixtures = all();
     fixtures.retain(|fixture| traits(fixture).into_iter().filter(|one| seen.insert(one.clone())).count() > 0);
-    let streamed: HashSet<String> = sample().into_iter().map(|fixture| fixture.name).collect();
+    // Graphs of plain floats are those of other formats. Of neighbours, one's experts are computed by the device alone, and
+    // the other's by the processor too.
+    let plain = |name: &str| name.starts_with("gguf") && (name.ends_with("f16") || name.ends_with("_f32"));
+    let names = sample().into_iter().map(|fixture| fixture.name).filter(|name| !plain(name));
+    let streamed: HashMap<String, bool> = names.enumerate().map(|(i, name)| (name, i % 2 == 0)).collect();
     // A device is emulated by one thread.
     let next = AtomicUsize::new(0);
     let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
-    let check = |fixture: &Fixture| check(fixture, streamed.contains(&fixture.name));
+    let check = |fixture: &Fixture| check(fixture, streamed.get(&fixture.name).copied());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| std::iter::from_fn(take).for_each(check));

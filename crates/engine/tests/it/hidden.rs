@@ -76,10 +76,10 @@ fn the_heads_product_is_the_logits() {
 fn an_emulated_device_gives_the_same() {
     let streamed = GpuOptions { expert_slots: Some(2), ..GpuOptions::default() };
     let tiered = GpuOptions { host_memory: true, ..streamed };
-    let suits = |f: &Fixture| f.kind == "hf" || f.name.contains("q8_0");
-    for fixture in sample().into_iter().filter(suits) {
+    // What is left out here is the same part of all models.
+    for fixture in sample().into_iter().step_by(3) {
         let golden = fixture.golden();
-        for (count, other) in [(3, &streamed), (15, &tiered)] {
+        for (count, other) in [(3, &streamed), (10, &tiered)] {
             let tokens = &golden.tokens[..count];
             let mut engine = open(&fixture.path, &emulator(GpuOptions::default()), &f32_options());
             let rows = hidden(&mut engine, tokens, Outputs::All);

@@ -60,8 +60,8 @@ pub enum Batching {
     Whole(&'static [usize]),
 }
 
-/// Batches of 1 to 53 rows.
-pub const SHORT: Batching = Batching::Lengths(&[40, 9, 3, 1]);
+/// Batches of 1 to 39 rows: more than a tile of them has.
+pub const SHORT: Batching = Batching::Lengths(&[26, 9, 3, 1]);
 /// Sequences that end before, on and after the boundaries of pages.
 pub const LONG: Batching = Batching::Lengths(&[2 * PAGE_TOKENS + 12, PAGE_TOKENS + 1, PAGE_TOKENS, 1]);
 

@@ -1,5 +1,6 @@
 //! Checkpoint files taken apart, to be put together again otherwise.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moeflux::checkpoint::gguf::{self, Metadata};
@@ -31,6 +32,18 @@ pub(crate) struct Part {
     pub(crate) data: Vec<u8>,
     /// Whether it is of a safetensors file.
     pub(crate) safetensors: bool,
+}
+
+/// Places of the tensors to be tried: of those whose names differ in numbers only, as layers and experts do, the first or the
+/// last one, in turns; of experts up to the second.
+pub(crate) fn sampled(tensors: &[Part]) -> Vec<usize> {
+    let expert = |name: &str| name.split_once(".experts.")?.1.split('.').next()?.parse::<usize>().ok();
+    let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for (i, part) in tensors.iter().enumerate().filter(|(_, part)| expert(&part.name).is_none_or(|n| n < 2)) {
+        let role = part.name.replace(|c: char| c.is_ascii_digit(), "");
+        found.entry(role).or_insert((i, i)).1 = i;
+    }
+    found.values().enumerate().map(|(n, (first, last))| if n % 2 == 0 { *first } else { *last }).collect()
 }
 
 /// The weight files of a folder.

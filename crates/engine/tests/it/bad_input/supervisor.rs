@@ -114,10 +114,3 @@ pub(crate) fn is_of_vision(name: &str) -> bool {
     ];
     parts.iter().any(|part| name.contains(part))
 }
-
-/// Of the experts that have tensors of their own, the first and another.
-pub(crate) fn is_sample(name: &str) -> bool {
-    let expert =
-        name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
-    expert.is_none_or(|expert| expert < 2)
-}

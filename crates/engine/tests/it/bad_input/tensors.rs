@@ -6,10 +6,8 @@ use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 use serde_json::Value;
 
-use super::editor::{Part, files};
-use super::supervisor::{
-    Outcome, attempt, is_computed, is_of_vision, is_sample, record, supervise, unclear_message,
-};
+use super::editor::{Part, files, sampled};
+use super::supervisor::{Outcome, attempt, is_computed, is_of_vision, record, supervise, unclear_message};
 use crate::support::{Fixture, sample};
 
 /// What is done to a tensor; false if it does not apply to it.
@@ -145,11 +143,10 @@ fn every_tensor_is_needed_as_it_is() {
                 let known = format!("{:?}", record(copy.path()).unwrap().graph);
                 for mut file in files(&copy) {
                     let whole = file.tensors.clone();
-                    for (i, tensor) in whole.iter().enumerate().filter(|(_, tensor)| is_sample(&tensor.name))
-                    {
-                        // Each is left out, and damaged in two other ways: its neighbours in the rest.
-                        let chosen = |way: &usize| *way == 0 || (way + i).is_multiple_of(2);
-                        for way in (0..DAMAGES.len()).filter(chosen) {
+                    for (n, i) in sampled(&whole).into_iter().enumerate() {
+                        let tensor = &whole[i];
+                        // Each is left out, and damaged in another way: its neighbours in the rest.
+                        for way in [0, 1 + n % (DAMAGES.len() - 1)] {
                             let (damage, apply) = DAMAGES[way];
                             file.tensors.clone_from(&whole);
                             if !apply(&mut file.tensors, i) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,7 +60,10 @@ const size_t STACK_BYTES = (64 << 10) + 9 * 64;
 const uint MOST_TURNS = 1 << 14;
 
 struct Fibre {
+    // Null before the first turn.
     void* stack_pointer;
+    // Which stack it has since then.
+    uint stack;
     State state;
     const char* file;
     int line;
@@ -98,7 +102,11 @@ struct Machine {
     std::vector<Memory*> buffers;
     // The one of the last access.
     Memory* last;
-    std::vector<uint8_t> stacks;
+    // Not written before threads do: most kernels need few pages of them.
+    std::unique_ptr<uint8_t[]> stacks;
+    size_t stack_bytes;
+    // Stacks that no thread has.
+    std::vector<uint> free;
     // Warps, but for the running one, that have lanes that can run.
     std::vector<uint> ready;
     uint warp, turns;
@@ -170,74 +178,34 @@ void release_group(Machine& m) {
     all_ready(m);
 }
 
-// Gives the turn to a lane of the warp, at random the first of a round and then in their order, and returns its stack.
-inline void* next_lane(Machine& m, Warp& warp) {
+// Gives the turn to a lane of the warp, at random the first of a round and then in their order.
+inline void next_lane(Machine& m, Warp& warp) {
     const uint32_t turned = warp.ready >> warp.first | warp.ready << ((32 - warp.first) % 32);
     const uint lane = (warp.first + (uint)__builtin_ctz(turned)) % 32;
     warp.ready &= ~(1u << lane);
     now.thread = m.warp * 32 + lane;
-    return m.fibres[now.thread].stack_pointer;
 }
 
-// The stack of the thread that runs next, any of the running warp that can, else any of another warp; the scheduler's where
-// none can or one has failed. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
+// Gives the turn to any thread of the running warp that can run, else to any of another warp; false where none can. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
 // do to each other is found by its marks, whoever comes first. One that waits for another in a loop loses its turn.
-inline void* next_stack(Machine& m) {
+inline bool next_thread(Machine& m) {
     const bool goes_on = m.warps[m.warp].ready;
     if (!goes_on || ++m.turns == MOST_TURNS) {
         if (goes_on) m.ready.push_back(m.warp);
-        if (m.ready.empty()) return m.scheduler;
+        if (m.ready.empty()) return false;
         next_warp(m);
     }
-    return next_lane(m, m.warps[m.warp]);
+    next_lane(m, m.warps[m.warp]);
+    return true;
 }
 
-// Stops the running thread, which waits for the other lanes of its warp, and goes on with the next one, straight from stack
-// to stack.
-inline void wait_for_lanes(Machine& m, Warp& warp) {
-    const uint self = now.thread;
-    if (++warp.waiting == 32) {
-        warp.waiting = 0;
-        warp.set ^= 1;
-        warp.ready = ~0u;
-        warp.first = m.below(32);
-    }
-    void* next = next_stack(m);
-    if (now.thread == self && next != m.scheduler) return;
-    moeflux_fibre_switch(&m.fibres[self].stack_pointer, next);
-}
+[[noreturn]] void fibre_main();
 
-// The same for a thread that waits at a barrier or has ended; lets those go on that waited for it.
-void stop(State state) {
-    Machine& m = *machine;
-    const uint self = now.thread;
-    m.fibres[self].state = state;
-    if (state == State::Done) {
-        ++m.done;
-    } else if (++m.waiting == m.threads) {
-        m.waiting = 0;
-        ++now.epoch;
-        release_group(m);
-    }
-    void* next = m.failed ? m.scheduler : next_stack(m);
-    if (now.thread == self && next != m.scheduler) return;
-    moeflux_fibre_switch(&m.fibres[self].stack_pointer, next);
-}
-
-// Ends the running fibre, wherever it is: kernels own nothing that would have to be given back.
-[[noreturn]] void leave() {
-    stop(State::Done);
-    __builtin_trap();
-}
-
-[[noreturn]] void fibre_main() {
-    machine->kernel->run(machine->bindings, machine->constants);
-    leave();
-}
-
-void start(uint index) {
-    Fibre& fibre = machine->fibres[index];
-    uintptr_t top = (uintptr_t)(machine->stacks.data() + (index + 1) * STACK_BYTES) & ~(uintptr_t)63;
+// A stack on which the kernel begins.
+__attribute__((noinline)) void* begin(Machine& m, Fibre& fibre) {
+    fibre.stack = m.free.back();
+    m.free.pop_back();
+    uintptr_t top = (uintptr_t)(m.stacks.get() + (fibre.stack + 1) * STACK_BYTES) & ~(uintptr_t)63;
     // Below a return address, as a call leaves the stack: misaligned by one word.
     void** stack = (void**)(top - 64);
 #if defined(__x86_64__)
@@ -250,17 +218,82 @@ void start(uint index) {
     memset(stack, 0, SAVED * sizeof(void*));
     stack[11] = (void*)fibre_main;
 #endif
-    fibre = Fibre{stack, State::Running, nullptr, 0, 0};
+    return stack;
+}
+
+// The stack of the thread whose turn it is.
+inline void* running_stack(Machine& m) {
+    Fibre& fibre = m.fibres[now.thread];
+    return fibre.stack_pointer ? fibre.stack_pointer : begin(m, fibre);
+}
+
+// Stops the running thread `self` and goes on with the next one, straight from stack to stack; with the scheduler where none
+// can run or one has failed.
+inline void hand_over(Machine& m, uint self) {
+    const bool any = !m.failed && next_thread(m);
+    if (any && now.thread == self) return;
+    moeflux_fibre_switch(&m.fibres[self].stack_pointer, any ? running_stack(m) : m.scheduler);
+}
+
+// Lets the running thread wait for the other lanes of its warp.
+inline void wait_for_lanes(Machine& m, Warp& warp) {
+    const uint self = now.thread;
+    if (++warp.waiting == 32) {
+        warp.waiting = 0;
+        warp.set ^= 1;
+        warp.ready = ~0u;
+        warp.first = m.below(32);
+    }
+    hand_over(m, self);
+}
+
+// The same for a thread that waits at a barrier; lets those go on that waited for it.
+void wait_for_threads(Machine& m) {
+    const uint self = now.thread;
+    m.fibres[self].state = State::Barrier;
+    if (++m.waiting == m.threads) {
+        m.waiting = 0;
+        ++now.epoch;
+        release_group(m);
+    }
+    hand_over(m, self);
+}
+
+// Ends the dispatch from wherever a thread is: kernels own nothing that would have to be given back.
+[[noreturn]] void leave() {
+    void* left;
+    moeflux_fibre_switch(&left, machine->scheduler);
+    __builtin_trap();
+}
+
+// Runs a thread, and after it those that have not begun when theirs is the turn: on the same stack, which is warm.
+[[noreturn]] void fibre_main() {
+    Machine& m = *machine;
+    for (;;) {
+        m.kernel->run(m.bindings, m.constants);
+        Fibre& ended = m.fibres[now.thread];
+        ended.state = State::Done;
+        ++m.done;
+        const bool any = next_thread(m);
+        Fibre& next = m.fibres[now.thread];
+        if (any && !next.stack_pointer) {
+            next.stack = ended.stack;
+            continue;
+        }
+        m.free.push_back(ended.stack);
+        moeflux_fibre_switch(&ended.stack_pointer, any ? next.stack_pointer : m.scheduler);
+    }
 }
 
 void run_group() {
     Machine& m = *machine;
     m.waiting = m.done = 0;
     for (Warp& warp : m.warps) warp.waiting = 0, warp.set = 0;
-    for (uint i = 0; i < m.threads; ++i) start(i);
+    for (Fibre& fibre : m.fibres) fibre = Fibre{nullptr, 0, State::Running, nullptr, 0, 0};
     all_ready(m);
     // Comes back when no thread can run.
-    moeflux_fibre_switch(&m.scheduler, next_stack(m));
+    next_thread(m);
+    moeflux_fibre_switch(&m.scheduler, running_stack(m));
     if (!m.failed && m.done < m.threads) {
         for (uint i = 0; i < m.threads; ++i) {
             const Fibre& fibre = m.fibres[i];
@@ -327,7 +360,7 @@ void wait_for_group(const char* file, int line) {
     Fibre& fibre = machine->fibres[now.thread];
     fibre.file = file;
     fibre.line = line;
-    stop(State::Barrier);
+    wait_for_threads(*machine);
 }
 
 uint32_t exchange(uint32_t value, uint lane) {
@@ -419,7 +452,7 @@ bool within(const Memory& memory, const uint8_t* address) {
 
 // Whose memory an address is, as `memory_of`, where it is not that of the last access.
 __attribute__((noinline)) Memory* find_memory(Machine& m, const uint8_t* address, uint64_t size, bool write) {
-    if (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size()) return nullptr;
+    if (address >= m.stacks.get() && address < m.stacks.get() + m.stack_bytes) return nullptr;
     for (Array* array : m.arrays) {
         if (within(array->memory, address)) return m.last = &array->memory;
     }
@@ -544,7 +577,12 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
         m.fibres.assign(threads, Fibre{});
         m.warps.assign(threads / 32, Warp{});
     }
-    if (m.stacks.size() < threads * STACK_BYTES) m.stacks.resize(threads * STACK_BYTES);
+    if (m.stack_bytes < threads * STACK_BYTES) {
+        m.stack_bytes = threads * STACK_BYTES;
+        m.stacks.reset(new uint8_t[m.stack_bytes]);
+    }
+    m.free.clear();
+    for (uint i = threads; i > 0; --i) m.free.push_back(i - 1);
     const uint64_t groups = (uint64_t)grid[0] * grid[1] * grid[2];
     // Groups in an order of their own: start + i · step, with a step that shares no factor with their number.
     uint64_t step = groups > 1 ? 1 + m.below((uint)(groups - 1)) : 1;
