@@ -3,10 +3,12 @@
 //
 // Groups take tiles of rows, so that matrices are read once for the rows of a tile that have the same adapter. The order in
 // which a row's terms are added depends on no other row.
+#include "pieces.h"
 #include "tiles.h"
 
-// Rows of a tile, ranks whose inner values are in threadgroup memory at once, and words of an entry of `updates`.
-CONSTANT uint TILE_ROWS = 8, RANKS = 64, UPDATE_WORDS = 5;
+// Rows of a tile, ranks whose inner values are in threadgroup memory at once, those that a group makes, the most warps of a group, and
+// words of an entry of `updates`.
+CONSTANT uint TILE_ROWS = 8, RANKS = 64, GROUP_RANKS = 4, GROUP_WARPS = 8, UPDATE_WORDS = 5;
 
 struct LowRankConstants {
     // Where the entries of a product begin in `updates`, one for each of so many adapters.
@@ -104,36 +106,54 @@ DEVICE Members members(const LowRankConstants c, GPTR(const uint) updates, GPTR(
     return own;
 }
 
-// scale · A · x of a tile's rows → inner (count, rank): a warp makes one value of each row.
+// scale · A · x of a tile's rows → inner (count, rank): a group makes GROUP_RANKS values of each row, and its warps share the
+// columns.
 DEVICE void reduce_rows(CTX, const LowRankConstants c, const TileOfRows tile, GPTR(const uint) list,
                         GPTR(const uchar) all, GPTR(const uint) updates, GPTR(const uint) adapters,
-                        GPTR(const float) x, GPTR(const float) weights, GPTR(float) inner) {
-    const uint own = ctx.group_x() * ctx.warps() + ctx.warp();
+                        GPTR(const float) x, GPTR(const float) weights, GPTR(float) inner, SPTR(float) parts) {
+    const uint first = ctx.group_x() * GROUP_RANKS;
     for (uint i = 0; i < tile.count; ++i) {
         const Members m = members(c, updates, adapters, tile, list, i);
-        if (own >= m.update.rank) continue;
-        const uint kind = m.update.kinds & 255;
-        const GPTR(const uchar) a = plain_row(all, m.update.a, kind, c.cols, tile.expert * m.update.rank + own);
-        float sums[TILE_ROWS];
-        for (uint t = 0; t < TILE_ROWS; ++t) sums[t] = 0.0f;
-        for (uint col = 4 * ctx.lane(); col < c.cols; col += 128) {
-            const Columns4 w = four_at(kind, a, c.cols, col);
+        const uint rank = m.update.rank, kind = m.update.kinds & 255;
+        if (first >= rank) continue;
+        const float scale = as_float(updates[m.update.scales + tile.expert]);
+        Sums<GROUP_RANKS> sums[TILE_ROWS];
+#pragma unroll
+        for (uint t = 0; t < TILE_ROWS; ++t)
+            for (uint r = 0; r < GROUP_RANKS; ++r) sums[t].v[r] = 0.0f;
+        for (uint col = 4 * ctx.thread(); col < c.cols; col += 4 * ctx.threads()) {
+            Columns4 w[GROUP_RANKS];
+#pragma unroll
+            for (uint r = 0; r < GROUP_RANKS; ++r) {
+                // Of those that are beyond the rank, the first one.
+                const uint at = tile.expert * rank + (first + r < rank ? first + r : first);
+                w[r] = four_at(kind, plain_row(all, m.update.a, kind, c.cols, at), c.cols, col);
+            }
 #pragma unroll
             for (uint t = 0; t < TILE_ROWS; ++t) {
                 if (!(m.rows >> t & 1)) continue;
                 const ulong row = row_at(tile, list, t) / c.share;
                 const Columns4 v = four_at(F32, GCAST(const uchar, x + row * c.cols), c.cols, col);
-                for (uint j = 0; j < 4; ++j) sums[t] = fma_of(w.v[j], v.v[j], sums[t]);
+                for (uint r = 0; r < GROUP_RANKS; ++r)
+                    for (uint j = 0; j < 4; ++j) sums[t].v[r] = fma_of(w[r].v[j], v.v[j], sums[t].v[r]);
             }
         }
-        const float scale = as_float(updates[m.update.scales + tile.expert]);
+        const uint own = ctx.lane() / (32 / GROUP_RANKS);
+        // Those of the adapter before have been read.
+        barrier(ctx);
 #pragma unroll
         for (uint t = 0; t < TILE_ROWS; ++t) {
             if (!(m.rows >> t & 1)) continue;
-            const uint row = row_at(tile, list, t);
-            const float sum = lane_sum(ctx, sums[t]) * (c.weighs ? scale * weights[row] : scale);
-            if (ctx.lane() == 0) inner[(ulong)row * c.rank + own] = sum;
+            const float sum = team_sums<GROUP_RANKS>(ctx, sums[t], 32);
+            if (ctx.lane() % (32 / GROUP_RANKS) == 0) parts[(ctx.warp() * TILE_ROWS + t) * GROUP_RANKS + own] = sum;
         }
+        barrier(ctx);
+        const uint t = ctx.thread() / GROUP_RANKS, r = ctx.thread() % GROUP_RANKS;
+        if (t >= TILE_ROWS || !(m.rows >> (t & 31) & 1) || first + r >= rank) continue;
+        float sum = 0.0f;
+        for (uint warp = 0; warp < ctx.warps(); ++warp) sum += parts[(warp * TILE_ROWS + t) * GROUP_RANKS + r];
+        const uint row = row_at(tile, list, t);
+        inner[(ulong)row * c.rank + first + r] = sum * (c.weighs ? scale * weights[row] : scale);
     }
 }
 
@@ -178,7 +198,7 @@ DEVICE void expand_rows(CTX, const LowRankConstants c, const TileOfRows tile, GP
     }
 }
 
-// Of a linear layer. Grids: (rank / warps of a group, count / TILE_ROWS), and (rows / threads, count / TILE_ROWS).
+// Of a linear layer. Grids: (rank / GROUP_RANKS, count / TILE_ROWS), and (rows / threads, count / TILE_ROWS).
 DEVICE TileOfRows rows_of(CTX, const LowRankConstants c) {
     const uint start = ctx.group_y() * TILE_ROWS, left = c.count - start;
     const TileOfRows tile = {start, left < TILE_ROWS ? left : TILE_ROWS, 0, 0};
@@ -187,7 +207,8 @@ DEVICE TileOfRows rows_of(CTX, const LowRankConstants c) {
 
 KERNEL(low_rank_reduce, LowRankConstants, (const uchar, all), (const uint, updates), (const uint, adapters),
        (const float, x), (float, inner)) {
-    reduce_rows(ctx, c, rows_of(ctx, c), adapters, all, updates, adapters, x, x, inner);
+    SHARED(float, parts, GROUP_WARPS * TILE_ROWS * GROUP_RANKS);
+    reduce_rows(ctx, c, rows_of(ctx, c), adapters, all, updates, adapters, x, x, inner, parts);
 }
 
 KERNEL(low_rank_expand, LowRankConstants, (const uchar, all), (const uint, updates), (const uint, adapters),
@@ -213,7 +234,8 @@ DEVICE TileOfRows pairs_of(CTX, GPTR(const Block) blocks, GPTR(const uint) grid)
 KERNEL(expert_low_rank_reduce, LowRankConstants, (const uchar, all), (const uint, updates), (const uint, adapters),
        (const uint, list), (const Block, blocks), (const uint, grid), (const float, x), (const float, weights),
        (float, inner)) {
-    reduce_rows(ctx, c, pairs_of(ctx, blocks, grid), list, all, updates, adapters, x, weights, inner);
+    SHARED(float, parts, GROUP_WARPS * TILE_ROWS * GROUP_RANKS);
+    reduce_rows(ctx, c, pairs_of(ctx, blocks, grid), list, all, updates, adapters, x, weights, inner, parts);
 }
 
 KERNEL(expert_low_rank_expand, LowRankConstants, (const uchar, all), (const uint, updates), (const uint, adapters),

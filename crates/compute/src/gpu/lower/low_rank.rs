@@ -1,7 +1,7 @@
 //! Lowering of what adapters add to linear layers to the kernels of `kernels/low_rank.h`: after the products, which are
 //! those of rows without an adapter.
 
-use super::context::{Launch, Lowering, THREADS, WARPS, blocks};
+use super::context::{Launch, Lowering, THREADS, blocks};
 use crate::gpu::arguments::LowRankConstants;
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::memory::{Adapted, Updates};
@@ -10,6 +10,8 @@ use crate::graph::Value;
 
 /// `TILE_ROWS` of `kernels/low_rank.h`.
 pub(super) const TILE_ROWS: usize = 8;
+/// `GROUP_RANKS` of the same.
+pub(super) const GROUP_RANKS: usize = 4;
 
 /// What adapters add to a product.
 #[derive(Debug, Clone, Copy)]
@@ -78,7 +80,7 @@ impl Lowering<'_> {
             let unit = "low_rank";
             let buffers = [low_rank.matrices, words, adapters, self.value(x), inner];
             let launch = Launch { unit, kernel: "low_rank_reduce", buffers: &buffers, constants };
-            reduce.push(launch.over([rank.div_ceil(WARPS), tiles, 1], THREADS));
+            reduce.push(launch.over([rank.div_ceil(GROUP_RANKS), tiles, 1], THREADS));
             let buffers = [low_rank.matrices, words, adapters, inner, self.value(out)];
             let launch = Launch { unit, kernel: "low_rank_expand", buffers: &buffers, constants };
             expand.push(launch.over([blocks(out.width()), tiles, 1], THREADS));

@@ -6,8 +6,8 @@ use crate::gpu::arguments::{
     AdaptedIdsConstants, LowRankConstants, MoeActivateConstants, TensorSortConstants, WideDownConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
-use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS, blocks};
-use crate::gpu::lower::low_rank::{TILE_ROWS, beside};
+use crate::gpu::lower::context::{Launch, Lowering, THREADS, blocks};
+use crate::gpu::lower::low_rank::{GROUP_RANKS, TILE_ROWS, beside};
 use crate::gpu::lower::tensor::kernels_for;
 use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS as WIDE_TILE_ROWS, WideRows, splits};
 use crate::gpu::memory::{
@@ -181,7 +181,7 @@ impl Lowering<'_> {
             let (unit, weights) = ("low_rank", weights.unwrap_or(self.input(0)));
             let buffers = [low_rank.matrices, words, adapters, list, sorted, grids, x, weights, inner];
             let launch = Launch { unit, kernel: "expert_low_rank_reduce", buffers: &buffers, constants };
-            reduce.push(launch.over([rank.div_ceil(WARPS), most, tiles], THREADS));
+            reduce.push(launch.over([rank.div_ceil(GROUP_RANKS), most, tiles], THREADS));
             let buffers = [low_rank.matrices, words, adapters, list, sorted, grids, inner, to];
             let launch = Launch { unit, kernel: "expert_low_rank_expand", buffers: &buffers, constants };
             expand.push(launch.over([blocks(matrix.rows), most, tiles], THREADS));
