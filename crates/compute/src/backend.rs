@@ -376,7 +376,7 @@ pub trait Backend {
         None
     }
 
-    /// Makes a model ready and beside it what drafts its tokens, which share the memory that there is.
+    /// Makes a model ready and beside it what drafts its tokens, if that may have the memory that it needs.
     ///
     /// # Errors
     /// As [`Backend::compile`], and where it [refuses](Backend::refuses_drafts) that.
@@ -384,10 +384,20 @@ pub trait Backend {
         &self,
         model: Compilation<'_>,
         draft: Compilation<'_>,
-    ) -> Result<[Box<dyn Executable>; 2]> {
+        _: DraftMemory,
+    ) -> Result<(Box<dyn Executable>, Option<Box<dyn Executable>>)> {
         let compile = |of: Compilation<'_>| self.compile(of.graph, of.weights, of.options);
-        Ok([compile(model)?, compile(draft)?])
+        Ok((compile(model)?, Some(compile(draft)?)))
     }
+}
+
+/// What a graph that drafts may have of a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftMemory {
+    /// A share of what is there for experts.
+    Shared,
+    /// What all of the model's experts leave.
+    Spare,
 }
 
 /// A graph to be made ready, with its weights.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    Backend, Batch, Compilation, DeviceCounts, Executable, ExpertSource, Span, StateSlots,
+    Backend, Batch, Compilation, DeviceCounts, DraftMemory, Executable, ExpertSource, Span, StateSlots,
 };
 use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
@@ -32,7 +32,7 @@ use crate::models::Model;
 use crate::pictures::{Encoder, PictureRows, tokens::is_picture};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
-use crate::speculation::{Drafter, Means, Speculator};
+use crate::speculation::{Drafter, Means, SpecType, Speculator};
 use crate::{Error, Result};
 
 pub use options::Options;
@@ -201,7 +201,10 @@ impl Engine {
         let compiled = match (&model.draft, draft_weights) {
             (Some(draft), Some(own)) => {
                 let with = Compilation { graph: &model.graph, weights, options: compile };
-                Drafter::compile(draft, own, backend, with).map(|(model, draft)| (model, Some(draft)))
+                // Without being asked to, it takes nothing that the model's experts could have.
+                let asked = options.spec_type == SpecType::Mtp;
+                let memory = if asked { DraftMemory::Shared } else { DraftMemory::Spare };
+                Drafter::compile(draft, own, backend, with, memory)
             }
             _ => backend.compile(&model.graph, weights, compile).map(|model| (model, None)),
         };

@@ -6,7 +6,7 @@ use moeflux_compute::backend::Backend;
 use crate::engine::Options;
 use crate::models::Model;
 use crate::placement::Placement;
-use crate::speculation::Drafter;
+use crate::speculation::{Drafter, SpecType};
 use crate::{Error, Result};
 
 /// The least memory, in bytes, that a model can be opened with.
@@ -32,7 +32,8 @@ impl Minima {
         };
         let compile = placement.compile_options(options);
         let mut device = backend.least_memory(&model.graph, compile)?;
-        if let Some(draft) = &model.draft {
+        // Without being asked to, it takes only what is left.
+        if let Some(draft) = model.draft.as_ref().filter(|_| options.spec_type == SpecType::Mtp) {
             let own = backend.least_memory(&draft.graph, Drafter::options(compile))?;
             device = device.zip(own).map(|(model, draft)| model.saturating_add(draft));
         }

@@ -13,7 +13,7 @@ use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
 use super::supported;
-use crate::backend::{Backend, Compilation, CompileOptions, Executable};
+use crate::backend::{Backend, Compilation, CompileOptions, DraftMemory, Executable};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Error, Result, Tensor};
 
@@ -274,7 +274,8 @@ impl Backend for GpuBackend {
         &self,
         model: Compilation<'_>,
         draft: Compilation<'_>,
-    ) -> Result<[Box<dyn Executable>; 2]> {
+        memory: DraftMemory,
+    ) -> Result<(Box<dyn Executable>, Option<Box<dyn Executable>>)> {
         if let Some(what) = self.refuses_drafts() {
             return Err(Error::Device {
                 reason: format!("a graph that drafts beside another: not on {what}"),
@@ -293,6 +294,10 @@ impl Backend for GpuBackend {
         };
         let sizes = [sized(&graphs[0], &model.options)?, sized(&graphs[1], &draft.options)?];
         let total = usable(&info, gpu.memory);
+        let all = sizes[0].whole.saturating_add(sizes[1].whole);
+        if memory == DraftMemory::Spare && all > total && gpu.expert_slots.is_none() {
+            return Ok((self.compile(model.graph, model.weights, model.options)?, None));
+        }
         let [of_model, of_draft] = match divide_memory(total, sizes[0], sizes[1]) {
             Some(parts) => parts.map(Some),
             // There are as many slots as were asked for, whatever there is.
@@ -311,6 +316,6 @@ impl Backend for GpuBackend {
         let model = make(graph, model, GpuOptions { memory: of_model, ..gpu })?;
         // The processor's threads have enough to do for the model.
         let draft = make(drafting, draft, GpuOptions { memory: of_draft, processor: None, ..gpu })?;
-        Ok([model, draft])
+        Ok((model, Some(draft)))
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::Tensor;
 use moeflux_compute::backend::{
-    Backend, Batch, Compilation, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
+    Backend, Batch, Compilation, CompileOptions, DraftMemory, Executable, ExpertSource, ExpertView,
+    PAGE_TOKENS, Span,
 };
 use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
@@ -61,7 +62,7 @@ impl Drafter {
         CompileOptions { every_hidden: true, sequences: 1, outputs: 1, state_slots: 0, ..model }
     }
 
-    /// Compiles `model`, and `draft` with its weights beside it.
+    /// Compiles `model`, and `draft` with its weights beside it if that may have the memory.
     ///
     /// # Errors
     /// As [`Backend::compile_with_draft`].
@@ -70,12 +71,15 @@ impl Drafter {
         weights: Vec<Tensor>,
         backend: &dyn Backend,
         model: Compilation<'_>,
-    ) -> moeflux_compute::Result<(Box<dyn Executable>, Self)> {
+        memory: DraftMemory,
+    ) -> moeflux_compute::Result<(Box<dyn Executable>, Option<Self>)> {
         let fingerprint = Fingerprint::of_layer(&draft.graph, &weights);
         let own = Compilation { graph: &draft.graph, weights, options: Self::options(model.options) };
-        let [model, executable] = backend.compile_with_draft(model, own)?;
+        let (model, executable) = backend.compile_with_draft(model, own, memory)?;
+        let first_set = draft.first_set;
         let (logits, best, rows, ready) = (vec![], None, vec![], true);
-        Ok((model, Self { executable, first_set: draft.first_set, fingerprint, logits, best, rows, ready }))
+        let made = |executable| Self { executable, first_set, fingerprint, logits, best, rows, ready };
+        Ok((model, executable.map(made)))
     }
 
     /// As [`Executable::take_experts`].

@@ -276,6 +276,11 @@ impl Engine {
         self.speculator.kind
     }
 
+    /// Whether a layer of the model can draft: with [`SpecType::Auto`] on a GPU only where it takes no room from experts.
+    pub fn has_draft_layer(&self) -> bool {
+        self.drafter.is_some()
+    }
+
     /// Tokens that may follow those of `session` and `next`, at most `most`, and are worth verifying; often none.
     pub(crate) fn draft(&mut self, session: &mut Session, next: u32, most: usize) -> Vec<u32> {
         let most = most.min(self.chunk().saturating_sub(1));

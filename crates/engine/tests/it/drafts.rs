@@ -463,7 +463,17 @@ fn the_layer_is_in_the_budget_of_a_gpu() {
     };
     let (off, mtp) = (least(SpecType::Off), least(SpecType::Mtp));
     assert!(off < mtp, "{off} {mtp}");
+    // Unless it is asked for, it has what all experts of the model leave, or nothing.
+    assert!(least(SpecType::Auto) < mtp);
     let (expected, _) = answer(&mut open(SpecType::Off, off).unwrap(), "0123", &greedy(12));
-    let (got, _) = answer(&mut open(SpecType::Mtp, mtp).unwrap(), "0123", &greedy(12));
-    assert_eq!(got, expected);
+    for (spec_type, memory, drafts) in [
+        (SpecType::Mtp, mtp, true),
+        (SpecType::Auto, least(SpecType::Auto), false),
+        (SpecType::Auto, mtp, false),
+        (SpecType::Auto, 64 << 20, true),
+    ] {
+        let mut model = open(spec_type, memory).unwrap();
+        let (got, _) = answer(&mut model, "0123", &greedy(12));
+        assert_eq!((&got, model.engine.has_draft_layer()), (&expected, drafts), "{spec_type}, {memory}");
+    }
 }
