@@ -385,10 +385,18 @@ pub trait Backend {
         model: Compilation<'_>,
         draft: Compilation<'_>,
         _: DraftMemory,
-    ) -> Result<(Box<dyn Executable>, Option<Box<dyn Executable>>)> {
+    ) -> Result<WithDraft> {
         let compile = |of: Compilation<'_>| self.compile(of.graph, of.weights, of.options);
-        Ok((compile(model)?, Some(compile(draft)?)))
+        Ok(WithDraft { model: compile(model)?, draft: Some(compile(draft)?) })
     }
+}
+
+/// A model that is ready, and what drafts its tokens.
+pub struct WithDraft {
+    /// The model.
+    pub model: Box<dyn Executable>,
+    /// What drafts, unless it was to have [spare](DraftMemory::Spare) memory and there is too little.
+    pub draft: Option<Box<dyn Executable>>,
 }
 
 /// What a graph that drafts may have of a device's memory.

@@ -13,7 +13,7 @@ use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
 use super::supported;
-use crate::backend::{Backend, Compilation, CompileOptions, DraftMemory, Executable};
+use crate::backend::{Backend, Compilation, CompileOptions, DraftMemory, Executable, WithDraft};
 use crate::graph::{Ends, Graph, Part};
 use crate::{Error, Result, Tensor};
 
@@ -275,7 +275,7 @@ impl Backend for GpuBackend {
         model: Compilation<'_>,
         draft: Compilation<'_>,
         memory: DraftMemory,
-    ) -> Result<(Box<dyn Executable>, Option<Box<dyn Executable>>)> {
+    ) -> Result<WithDraft> {
         if let Some(what) = self.refuses_drafts() {
             return Err(Error::Device {
                 reason: format!("a graph that drafts beside another: not on {what}"),
@@ -296,7 +296,8 @@ impl Backend for GpuBackend {
         let total = usable(&info, gpu.memory);
         let all = sizes[0].whole.saturating_add(sizes[1].whole);
         if memory == DraftMemory::Spare && all > total && gpu.expert_slots.is_none() {
-            return Ok((self.compile(model.graph, model.weights, model.options)?, None));
+            let model = self.compile(model.graph, model.weights, model.options)?;
+            return Ok(WithDraft { model, draft: None });
         }
         let [of_model, of_draft] = match divide_memory(total, sizes[0], sizes[1]) {
             Some(parts) => parts.map(Some),
@@ -316,6 +317,6 @@ impl Backend for GpuBackend {
         let model = make(graph, model, GpuOptions { memory: of_model, ..gpu })?;
         // The processor's threads have enough to do for the model.
         let draft = make(drafting, draft, GpuOptions { memory: of_draft, processor: None, ..gpu })?;
-        Ok((model, Some(draft)))
+        Ok(WithDraft { model, draft: Some(draft) })
     }
 }

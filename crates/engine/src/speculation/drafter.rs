@@ -75,11 +75,11 @@ impl Drafter {
     ) -> moeflux_compute::Result<(Box<dyn Executable>, Option<Self>)> {
         let fingerprint = Fingerprint::of_layer(&draft.graph, &weights);
         let own = Compilation { graph: &draft.graph, weights, options: Self::options(model.options) };
-        let (model, executable) = backend.compile_with_draft(model, own, memory)?;
+        let compiled = backend.compile_with_draft(model, own, memory)?;
         let first_set = draft.first_set;
         let (logits, best, rows, ready) = (vec![], None, vec![], true);
         let made = |executable| Self { executable, first_set, fingerprint, logits, best, rows, ready };
-        Ok((model, executable.map(made)))
+        Ok((compiled.model, compiled.draft.map(made)))
     }
 
     /// As [`Executable::take_experts`].
