@@ -65,7 +65,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let modules = of_layers("gate.moe_statics");
     let in_router = !gguf && modules.iter().any(|module| r.has_correction_bias(module));
     let mut shared = blocks::shared_experts(config, "moe_num_shared_experts", 2)?;
-    if gguf {
+    // An outline has what the configuration says.
+    let by_tensors = gguf && !r.is_outline();
+    if by_tensors {
         // What llama.cpp's converter writes is another number.
         let projections = ["shared_experts.gate_proj", "shared_experts.up_proj"];
         let modules: Vec<String> = projections.into_iter().flat_map(of_layers).collect();
@@ -91,7 +93,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     for layer in 0..d.layers {
         x = blocks::attention(r, &d, layer, x, &kind)?;
         // GGUF files do not say all of it.
-        let routed = if gguf {
+        let routed = if by_tensors {
             r.has(&format!("model.layers.{layer}.mlp.gate"))
         } else {
             (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step)

@@ -444,7 +444,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         }
         let factor = match r.scalar(&format!("{base}.layer_scalar"))? {
             Some(factor) => factor,
-            None if config.format() == Format::Gguf => 1.0,
+            // Configurations alone have no values.
+            None if config.format() == Format::Gguf || r.is_outline() => 1.0,
             None => {
                 let tensor = format!("{base}.layer_scalar");
                 return Err(Error::MissingTensor { path: config.path().into(), tensor });

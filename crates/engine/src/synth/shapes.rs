@@ -49,6 +49,9 @@ pub const SHAPES: &[Shape] = shapes![
     "jamba-1.5-mini",
     "laguna-xs-2.1",
     "phi-3.5-moe",
+    "ernie-4.5-21b-a3b",
+    "hunyuan-a13b",
+    "kimi-linear-48b-a3b",
     "tiny",
 ];
 

@@ -92,6 +92,9 @@ fn numbers_that_no_model_has_cost_nothing() {
         assert!(start.elapsed().as_secs_f64() < 5.0, "{config}");
         outcome
     };
+    // Of what is read from a checkpoint, a configuration says nothing.
+    let gemma = Fixture::named("hf/gemma4_basic").path.join("config.json");
+    assumed::describe(&gemma, None).unwrap();
     for fixture in names.map(|name| Fixture::named(&format!("hf/{name}"))) {
         let text = std::fs::read_to_string(fixture.path.join("config.json")).unwrap();
         let config: Value = json::from_slice(text.as_bytes()).unwrap();
