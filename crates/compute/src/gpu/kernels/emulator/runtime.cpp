@@ -186,8 +186,9 @@ inline void next_lane(Machine& m, Warp& warp) {
     now.thread = m.warp * 32 + lane;
 }
 
-// Gives the turn to any thread of the running warp that can run, else to any of another warp; false where none can. Warps keep their turn because the stacks of 32 threads stay in the nearest cache; what they
-// do to each other is found by its marks, whoever comes first. One that waits for another in a loop loses its turn.
+// Gives the turn to any thread of the running warp that can run, else to any of another warp; false where none can. Warps
+// keep their turn because the stacks of 32 threads stay in the nearest cache; what they do to each other is found by its
+// marks, whoever comes first. One that waits for another in a loop loses its turn.
 inline bool next_thread(Machine& m) {
     const bool goes_on = m.warps[m.warp].ready;
     if (!goes_on || ++m.turns == MOST_TURNS) {
