@@ -296,7 +296,8 @@ impl Backend for GpuBackend {
         let total = usable(&info, gpu.memory);
         let all = sizes[0].whole.saturating_add(sizes[1].whole);
         if memory == DraftMemory::Spare && all > total && gpu.expert_slots.is_none() {
-            let model = self.compile(model.graph, model.weights, model.options)?;
+            let alone = CompileOptions { every_hidden: false, ..model.options };
+            let model = self.compile(model.graph, model.weights, alone)?;
             return Ok(WithDraft { model, draft: None });
         }
         let [of_model, of_draft] = match divide_memory(total, sizes[0], sizes[1]) {

@@ -16,9 +16,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
     match op {
         Op::Attention(op) => {
             let shape = graph.caches()[op.cache.0];
-            if shape.ahead {
-                return Some("attention to later tokens");
-            }
             if shape.head_dim > 512 {
                 return Some("heads of more than 512 channels");
             }

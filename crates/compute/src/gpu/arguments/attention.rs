@@ -27,6 +27,7 @@ arguments! {
         has_sinks: bool,
         /// 0 if nothing is added to scores.
         extent: usize,
+        ahead: bool,
     }
 
     ["attention.h" AttendChosenConstants]

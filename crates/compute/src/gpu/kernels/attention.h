@@ -33,13 +33,17 @@ struct AttendConstants {
     uint has_sinks;
     // Distances between a query and a key for which `added` holds a number.
     uint extent;
+    // Whether it is only of rows that see keys after their own.
+    uint ahead;
 };
 
 // Attention of queries q (rows, heads · key_dim), 128 threads a group; `added` (rows, heads · extent) to scores of keys that are
-// so far behind their query. Grid: (kv_heads · chunks, splits, rows).
+// so far behind their query; `sees` (rows): the last positions that rows see which look ahead. Grid: (kv_heads · chunks, splits,
+// rows).
 // With one split, `out` (rows, heads · value_dim) is the result; with more, see `end_scores`.
 KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uchar, values), (const float, added),
-       (const Place, places), (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
+       (const Place, places), (const uint, sees), (const uint, pages), (const float, sinks), (float, stats),
+       (float, out)) {
     SCORE_MEMORY(m);
     const uint row = ctx.group_z(), split = ctx.group_y();
     const uint kv_head = ctx.group_x() / c.chunks, group = c.heads / c.kv_heads;
@@ -47,8 +51,9 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
     const uint left = (kv_head + 1) * group - head0;
     const uint queries = left < QUERIES ? left : QUERIES;
     const Place at = places[row];
-    const uint seen = at.position + 1;
-    const uint oldest = c.window != 0 && seen > c.window ? seen - c.window : 0;
+    const uint own = at.position + 1, seen = c.ahead ? sees[row] + 1 : own;
+    if (c.ahead && seen <= own) return;
+    const uint oldest = c.window != 0 && own > c.window ? own - c.window : 0;
     const uint start = c.chunk != 0 ? at.position - at.position % c.chunk : 0;
     const uint first = start > oldest ? start : oldest;
     const uint part = (seen - first + c.splits - 1) / c.splits;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::low_rank;
-use crate::backend::{Batch, Embeddings, PAGE_TOKENS};
+use crate::backend::{Batch, Embeddings, PAGE_TOKENS, Span};
 use crate::gpu::arguments::{PlaceWords, SequenceWords};
 use crate::gpu::device::Words;
 use crate::graph::{Graph, Op, Rope, RopeOp};
@@ -30,6 +30,8 @@ pub(crate) struct Shape {
     pub(crate) halved: usize,
     pub(crate) given: Given,
     pub(crate) adapted: Adapted,
+    /// Whether rows see others after them.
+    pub(crate) ahead: bool,
     pub(crate) ending: Ending,
 }
 
@@ -155,6 +157,7 @@ impl Shape {
             halved,
             given: Given::default(),
             adapted: Adapted::NoRow,
+            ahead: false,
             ending,
         }
     }
@@ -219,6 +222,8 @@ pub(crate) struct InputLayout {
     pub(crate) adapters: usize,
     /// (outputs), u32: the same.
     pub(crate) output_adapters: usize,
+    /// (rows), u32: the last position that each row sees; nothing if that is its own everywhere.
+    pub(crate) sees: usize,
     pub(crate) bytes: usize,
 }
 
@@ -242,6 +247,7 @@ impl InputLayout {
             given: part(shape.given.rows * shape.given.width),
             adapters: part(if adapted { shape.rows } else { 0 }),
             output_adapters: part(if adapted { shape.outputs } else { 0 }),
+            sees: part(if shape.ahead { shape.rows } else { 0 }),
             bytes: end,
         }
     }
@@ -251,7 +257,9 @@ impl InputLayout {
         let given = Given { rows, width: Given::width(graph) };
         let (splits, halved, ending) = (1, 0, Ending::Logits);
         let adapted = if low_rank::adapters(graph) > 0 { Adapted::SomeRows } else { Adapted::NoRow };
-        let shape = Shape { rows, sequences: rows, outputs: rows, splits, halved, given, adapted, ending };
+        let ahead = looks_ahead(graph);
+        let (sequences, outputs) = (rows, rows);
+        let shape = Shape { rows, sequences, outputs, splits, halved, given, adapted, ahead, ending };
         Self::new(&shape, &graph.ropes, turns).bytes
     }
 
@@ -309,9 +317,36 @@ impl InputLayout {
             batch.outputs.iter().for_each(|row| of_rows[*row as usize].append(&mut out));
             pad(&mut out);
         }
+        if shape.ahead {
+            for span in batch.spans {
+                span.rows.clone().for_each(|row| batch.sees(span, row).append(&mut out));
+            }
+            pad(&mut out);
+        }
         debug_assert_eq!(out.len(), self.bytes);
         out
     }
+}
+
+/// Whether a graph has attention that looks ahead.
+fn looks_ahead(graph: &Graph) -> bool {
+    graph.caches().iter().any(|cache| cache.ahead)
+}
+
+/// Whether rows of a batch see others after them in `graph`.
+///
+/// # Errors
+/// [`Error::Shape`] if they see further than the rows of their spans go.
+pub(crate) fn sees_ahead(batch: &Batch<'_>, graph: &Graph) -> Result<bool> {
+    if !looks_ahead(graph) {
+        return Ok(false);
+    }
+    batch.check_sees()?;
+    let further = |span: &Span<'_>| {
+        let own = span.start..;
+        span.rows.clone().zip(own).any(|(row, own)| batch.sees(span, row) > own)
+    };
+    Ok(batch.spans.iter().any(further))
 }
 
 /// Page numbers of all sequences, one after the other.
@@ -329,7 +364,6 @@ pub(crate) fn page_numbers(batch: &Batch<'_>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Span;
 
     #[test]
     fn few_rows_of_a_sequence_are_divided_as_each_is_alone() {

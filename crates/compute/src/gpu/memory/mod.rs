@@ -30,7 +30,7 @@ pub(super) use hand_over::HandOver;
 pub(super) use held::{Exchange, Held, MOST_HOLDERS};
 pub(super) use inputs::{
     Adapted, BATCH_ROWS, Band, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Given, InputLayout, PANEL_ROWS,
-    PANEL_ROWS_BESIDE_WIDE, STEPWISE_ROWS, Shape, Turn, WIDE_ROWS,
+    PANEL_ROWS_BESIDE_WIDE, STEPWISE_ROWS, Shape, Turn, WIDE_ROWS, sees_ahead,
 };
 use inputs::{page_numbers, turns};
 use logits::Logits;

@@ -6,7 +6,7 @@ use super::GpuExecutable;
 use super::recording::{Listed, Runner};
 use crate::backend::{Batch, ExpertSource};
 use crate::gpu::device::Words;
-use crate::gpu::memory::{Adapted, Ending, FEW_ROWS, Given, Shape, output_bytes};
+use crate::gpu::memory::{Adapted, Ending, FEW_ROWS, Given, Shape, output_bytes, sees_ahead};
 use crate::{Error, Result};
 
 /// A batch whose inputs a device has, and what it is to run.
@@ -83,6 +83,7 @@ impl GpuExecutable {
         let shape = Shape {
             given,
             adapted: Adapted::of(batch, self.memory.low_rank.is_some()),
+            ahead: sees_ahead(batch, &self.graph)?,
             ..Shape::of(batch, ending)
         };
         let moved = self.memory.set_inputs(device, &self.graph, batch, &shape);

@@ -86,15 +86,17 @@ pub fn attention_by_distance() -> Vec<Case> {
 
 /// Rows see others after them.
 pub fn attention_ahead() -> Vec<Case> {
-    let case = |window: Option<usize>| {
+    let case = |(head_dim, window): (usize, Option<usize>)| {
         let mut r = Recorder::new(8);
-        let shape = Attention { window, ahead: true, ..Attention::grouped(4, 2, 12, 0.4) };
-        let [q, k, v] = [4, 2, 2].map(|heads| r.input(heads * 12));
+        let scale = 1.4 / (head_dim as f32).sqrt();
+        let shape = Attention { window, ahead: true, ..Attention::grouped(4, 2, head_dim, scale) };
+        let [q, k, v] = [4, 2, 2].map(|heads| r.input(heads * head_dim));
         let out = r.graph.attention(q, k, v, shape).unwrap();
-        let case = r.case(format!("window {window:?}"), out).off_devices();
+        let case = r.case(format!("heads of {head_dim}, window {window:?}"), out);
         Case { batching: WHOLE, ..case }
     };
-    [None, Some(3), Some(40)].map(case).into()
+    // Heads that some devices have kernels for, and others.
+    [(12, None), (12, Some(3)), (12, Some(40)), (64, Some(20)), (256, None)].map(case).into()
 }
 
 pub fn bidirectional_attention() -> Vec<Case> {

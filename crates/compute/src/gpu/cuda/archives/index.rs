@@ -1,6 +1,6 @@
 // Written by `tools/cuda/build_kernels.py`: units, fingerprints of what they were compiled from, their kernels.
 &[
-    unit!("attention", "569f8abaa2e913e4", ["append", "attend", "attend_chosen", "combine", "prepare"]),
+    unit!("attention", "6ed051e175d7d06f", ["append", "attend", "attend_chosen", "combine", "prepare"]),
     unit!("batch", "d3ee54b2a46b6d12", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
     unit!("compressed", "af257addbf0f3363", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
     unit!("decode", "bb6150a1406f5d13", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),

@@ -28,6 +28,8 @@ pub(super) struct Attend {
     pub(super) chosen: Option<Chosen>,
     /// (rows, heads · extent): added to scores, by distance.
     pub(super) added: Option<Value>,
+    /// Whether rows that see keys after their own are to see those too.
+    pub(super) ahead: bool,
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -70,9 +72,29 @@ impl Lowering<'_> {
                 None => self.attend_all(a, &band, slices, out),
             }
         }
+        if a.ahead {
+            self.attend_ahead(a, [q, keys, values], out);
+        }
     }
 
-    fn attend_all(&mut self, a: &Attend, band: &Band, [q, keys, values]: [Slice; 3], out: Slice) {
+    /// Attention, once more, of those rows that see keys after their own.
+    pub(super) fn attend_ahead(&mut self, a: &Attend, slices: [Slice; 3], out: Slice) {
+        let all = Band { rows: 0..self.rows, splits: 1 };
+        self.attend_rows(a, (&all, true), slices, out);
+    }
+
+    fn attend_all(&mut self, a: &Attend, band: &Band, slices: [Slice; 3], out: Slice) {
+        self.attend_rows(a, (band, false), slices, out);
+    }
+
+    /// Attention of the band's rows, or only of those of them that see keys after their own.
+    fn attend_rows(
+        &mut self,
+        a: &Attend,
+        (band, ahead): (&Band, bool),
+        [q, keys, values]: [Slice; 3],
+        out: Slice,
+    ) {
         let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
         let (rows, splits) = (band.rows.len(), band.splits);
         let [key_dim, value_dim, key_stride, value_stride] = a.dims;
@@ -82,7 +104,10 @@ impl Lowering<'_> {
         let places = self.places_from(first);
         let added =
             a.added.map_or(self.input(0), |added| self.value(added).at(floats(first * added.width())));
-        let buffers = [q, keys, values, added, places, self.pages(), self.optional(a.sinks), stats, to];
+        let sees =
+            if ahead { self.input(self.layout.sees + first * size_of::<u32>()) } else { self.input(0) };
+        let sinks = self.optional(a.sinks);
+        let buffers = [q, keys, values, added, places, sees, self.pages(), sinks, stats, to];
         // What is not reached is as none.
         let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
         let constants = AttendConstants {
@@ -100,6 +125,7 @@ impl Lowering<'_> {
             splits,
             has_sinks: a.sinks.is_some(),
             extent: a.added.map_or(0, |added| added.width() / a.heads),
+            ahead,
         };
         let dispatch =
             Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants: &constants }

@@ -49,14 +49,16 @@ impl Lowering<'_> {
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         // Kernels for special shapes take scores as they are.
         let plain = chosen.is_none() && added.is_none();
-        if let Some(prepare) = prepare.filter(|_| plain) {
+        // Rows that see keys after their own are evaluated once more, by the kernel that takes queries as f32.
+        let ahead = shape.ahead && self.shape.ahead;
+        if let Some(prepare) = prepare.filter(|_| plain && !ahead) {
             let caches = [keys, values];
             let decode = DecodeAttention { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
             if self.decode_attention(&decode) {
                 return;
             }
         }
-        let wide = plain && self.takes_wide_attention(&shape);
+        let wide = plain && !ahead && self.takes_wide_attention(&shape);
         let query = match prepare {
             Some(prepare) => {
                 let query = Slice::from(self.memory.scratch.attention.query);
@@ -76,10 +78,6 @@ impl Lowering<'_> {
             let dispatch = self.wide_attention(&shape, slices, sinks.map(|s| self.vector(s)));
             return self.run.push(dispatch);
         }
-        let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
-        if let Some(dispatch) = plain.then(on_tensor_cores).flatten() {
-            return self.run.push(dispatch);
-        }
         let attend = Attend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -90,7 +88,16 @@ impl Lowering<'_> {
             sinks,
             chosen,
             added,
+            ahead,
         };
+        let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
+        if let Some(dispatch) = plain.then(on_tensor_cores).flatten() {
+            self.run.push(dispatch);
+            if ahead {
+                self.attend_ahead(&attend, [query, keys, values], self.value(out));
+            }
+            return;
+        }
         self.attend(&attend, [query, keys, values], self.value(out));
     }
 
