@@ -16,9 +16,6 @@ use moeflux::{AdapterSource, Compute, Devices, Engine, OpenOptions, Options, Spe
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
-/// The name of the only adapter of a model.
-pub const ADAPTER: &str = "lora";
-
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Activations {
@@ -73,9 +70,9 @@ impl Sharing {
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// The folder of an adapter that everything is computed with.
+    /// The folders of adapters that sequences are computed with, each named by its place.
     #[arg(skip)]
-    pub adapter: Option<PathBuf>,
+    pub adapters: Vec<PathBuf>,
     /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
@@ -186,6 +183,7 @@ impl EngineArgs {
             Activations::Int8 => ActivationMode::Int8,
         };
         let Sharing { sequences, kv_tokens, reserved, pictures } = sharing;
+        let sources = self.adapters.iter().enumerate();
         let engine = Options {
             memory: self.memory,
             expert_cache: self.expert_cache,
@@ -206,7 +204,7 @@ impl EngineArgs {
             draft_max: self.draft_max,
             picture_pixels: pictures.as_ref().map(|pictures| pictures.pixels),
             mmproj: pictures.as_ref().and_then(|pictures| pictures.mmproj.clone()),
-            adapters: self.adapter.iter().map(|folder| adapter_in(folder)).collect(),
+            adapters: sources.map(|(place, folder)| adapter_at(place, folder)).collect(),
             ..Options::default()
         };
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
@@ -258,7 +256,7 @@ impl EngineArgs {
     ) -> Result<TextModel> {
         let sharing = Sharing { pictures, ..Sharing::ALONE };
         let Some(folder) = lora else { return self.open_text_shared(model, sharing, &[]) };
-        let source = adapter_in(folder);
+        let source = adapter_at(0, folder);
         let mut model = self.open_text_shared(model, sharing, std::slice::from_ref(&source))?;
         model.engine.set_adapter(Some(&source.name))?;
         Ok(model)
@@ -288,9 +286,9 @@ impl EngineArgs {
     }
 }
 
-/// The adapter in a folder, named [`ADAPTER`].
-fn adapter_in(folder: &Path) -> AdapterSource {
-    AdapterSource { name: ADAPTER.to_owned(), folder: folder.to_owned() }
+/// The adapter in a folder, named by its place among others.
+fn adapter_at(place: usize, folder: &Path) -> AdapterSource {
+    AdapterSource { name: place.to_string(), folder: folder.to_owned() }
 }
 
 /// Says if the context is longer than what the model was made for.

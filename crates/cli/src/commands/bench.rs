@@ -20,7 +20,7 @@ use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
-use crate::engine_args::{ADAPTER, Activations, EngineArgs, Sharing};
+use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
 use crate::synthetic::SyntheticArgs;
 use crate::table::Table;
@@ -55,9 +55,9 @@ pub struct BenchArgs {
     /// Choose among the most likely tokens only, as many as together have this probability; 1 is off
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f32,
-    /// Folder of a LoRA adapter, as PEFT saves it, that all tokens are evaluated with
+    /// Folder of a LoRA adapter, as PEFT saves it, that tokens are evaluated with; of several, sequences take one each, by turns
     #[arg(long, value_name = "FOLDER")]
-    lora: Option<PathBuf>,
+    lora: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -381,16 +381,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let sequences = tests.iter().map(|test| test.sequences).max().unwrap_or(1);
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
-    engine_args.adapter.clone_from(&args.lora);
+    engine_args.adapters.clone_from(&args.lora);
     let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
     let kv_tokens = (sequences > 1).then_some(kv_tokens);
     let sharing = Sharing { sequences, kv_tokens, ..Sharing::ALONE };
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
     let mut engine = args.synthetic.open(&args.model, &engine_args, Activations::Int8, sharing)?;
-    if args.lora.is_some() {
-        engine.set_adapter(Some(ADAPTER))?;
-    }
     let sampling =
         SamplerOptions { temperature: args.temperature, top_p: args.top_p, ..SamplerOptions::default() };
     sampling.validate(engine.model().graph.vocab_size())?;
@@ -440,10 +437,18 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         bar.tick();
         if sessions.len() != test.sequences || sessions[0].position() != test.depth {
             sessions.clear();
-            let mut first = engine.session();
-            engine.eval(&mut first, &context[..test.depth], Outputs::Last)?;
-            sessions.extend((1..test.sequences).map(|_| first.fork(test.depth)));
-            sessions.push(first);
+            for number in 0..test.sequences {
+                // Each adapter's first sequence is what its others go on from.
+                let adapters = args.lora.len().max(1);
+                if let Some(before) = number.checked_sub(adapters) {
+                    sessions.push(sessions[before].fork(test.depth));
+                    continue;
+                }
+                let name = (!args.lora.is_empty()).then(|| number.to_string());
+                let mut session = engine.session_with(name.as_deref())?;
+                engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
+                sessions.push(session);
+            }
         }
         let (mut repetitions, mut profile) = (vec![], None::<Profile>);
         engine.set_profiling(args.profile);
