@@ -46,6 +46,14 @@ fn path(folder: &Path, name: &str) -> String {
 }
 
 #[test]
+fn layers_without_keys_and_values_count() {
+    for (shape, layers) in [("granite-4.0-h-small", 40), ("deepseek-v2-lite", 27)] {
+        let report = json(&succeed(&["inspect", &format!("synth:{shape}"), "--json"]));
+        assert_eq!(report["facts"]["layers"], layers, "{shape}");
+    }
+}
+
+#[test]
 fn both_formats_can_be_inspected_measured_and_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, options, encoding) in [

@@ -297,7 +297,35 @@ mod tests {
     use std::collections::HashSet;
 
     use super::super::{Encoding, Plan, Recipe, SHAPES};
-    use super::Weight;
+    use super::{Content, Weight};
+
+    /// Names of the weights whose values the family says, with these, of a Gemma 4 of so many layers.
+    fn given(encoding: Encoding, layers: usize) -> Vec<(String, Vec<f32>)> {
+        let shape = *SHAPES.iter().find(|shape| shape.name == "gemma-4-26b-a4b").unwrap();
+        let plan = Plan::new(Recipe { shape, layers, encoding, seed: 0, router_skew: 0.0 }).unwrap();
+        let given = plan.weights.into_iter().filter_map(|w| match w.content {
+            Content::Given(values) => Some((w.name, values)),
+            _ => None,
+        });
+        given.collect()
+    }
+
+    #[test]
+    fn numbers_that_are_read_while_recording_are_there() {
+        let scalar = |name: &str| (name.to_owned(), vec![1.0]);
+        let names = [
+            (Encoding::Q4KM, "blk.0.layer_output_scale.weight"),
+            (Encoding::Mlx4Bit, "model.layers.0.layer_scalar"),
+        ];
+        for (encoding, name) in names {
+            assert_eq!(given(encoding, 1), [scalar(name)]);
+        }
+        // The sixth layer sees everything: a quarter of its channels rotate.
+        let divisors = [vec![1.0; 64], vec![1e30; 192]].concat();
+        let mut found = given(Encoding::Q4KM, 6);
+        found.retain(|(name, _)| !name.contains("layer_output_scale"));
+        assert_eq!(found, [("rope_freqs.weight".to_owned(), divisors)]);
+    }
 
     /// All layers in a format's usual encoding, in others as many as there are kinds of them; rows of a weight of each kind.
     #[test]
