@@ -242,7 +242,7 @@ impl Facts {
             }
         }
         let mut facts = Self {
-            layers: graph.caches().len(),
+            layers: graph.layers(),
             parameters: trunk,
             active_parameters: trunk,
             trunk_bytes: model.trunk_bytes(),

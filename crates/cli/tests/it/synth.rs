@@ -46,6 +46,14 @@ fn path(folder: &Path, name: &str) -> String {
 }
 
 #[test]
+fn layers_without_keys_and_values_count() {
+    for (shape, layers) in [("granite-4.0-h-small", 40), ("deepseek-v2-lite", 27)] {
+        let report = json(&succeed(&["inspect", &format!("synth:{shape}"), "--json"]));
+        assert_eq!(report["facts"]["layers"], layers, "{shape}");
+    }
+}
+
+#[test]
 fn both_formats_can_be_inspected_measured_and_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, options, encoding) in [
@@ -221,6 +229,10 @@ fn published_shapes_have_the_parameters_that_they_are_named_after() {
         ("minimax-m3", 426.17, 25.96),
         ("nemotron-3-nano-30b-a3b", 31.58, 3.58),
         ("step-3.5-flash:4bit", 196.96, 11.98),
+        ("gemma-4-26b-a4b", 25.23, 3.82),
+        ("llama-4-maverick-17b-128e:4bit", 400.7, 17.2),
+        ("minimax-text-01", 456.1, 48.4),
+        ("ernie-4.5-300b-a47b", 298.6, 47.1),
     ] {
         let report = json(&succeed(&["inspect", &format!("synth:{shape}"), "--json", "--tensors"]));
         let billions = |key: &str| report["facts"][key].as_f64().expect("a number") / 1e9;

@@ -17,6 +17,11 @@ use super::{
 use crate::{DType, Error, Result};
 
 impl Graph {
+    /// Number of decoder layers.
+    pub fn layers(&self) -> usize {
+        Parts::of(self).layers.len()
+    }
+
     /// Decoder layers, by what they do: numbers of layers that do the same, kinds and numbers ascending.
     ///
     /// # Errors

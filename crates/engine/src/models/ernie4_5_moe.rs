@@ -7,7 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::Names;
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -20,11 +20,19 @@ pub(super) const FAMILY: Family = Family {
     gguf_architectures: &["ernie4_5-moe"],
     hidden_act: SILU,
     names: &Names {
+        gguf_keys: &[GGUF_KEYS],
         other_keys: &[("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")],
         ..Names::COMMON
     },
     record,
 };
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("moe_num_shared_experts", "expert_shared_count"),
+    ("moe_layer_start_index", "leading_dense_block_count"),
+    ("moe_layer_interval", "interleave_moe_layer_step"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

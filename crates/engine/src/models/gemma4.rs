@@ -64,6 +64,9 @@ const GGUF_KEYS: NameMap = &[
     ("sliding_rope_theta", "rope.freq_base_swa"),
 ];
 
+/// What llama.cpp's converter divides the frequencies of channels by that do not rotate.
+const STILL: f32 = 1e30;
+
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
     ("hidden_size", DefaultValue::Count(2304)),
@@ -282,6 +285,12 @@ fn gguf_rotation(r: &mut Recorder, config: &Config<'_>, slides: bool, head_dim: 
     }
     let mut rope: Rope = rope::scaled(config, dim, style, theta)?;
     let name = "rope_freqs.weight";
+    if r.is_outline() && !slides {
+        // A quarter of the channels rotate in published models.
+        let pairs = rope.inv_freq.len();
+        let divisors = |pair| if pair < pairs / 4 { 1.0 } else { STILL };
+        r.outline_values(name, &(0..pairs).map(divisors).collect::<Vec<f32>>())?;
+    }
     if let Some(divisors) = r.values(name)?.filter(|_| !slides) {
         let wrong = divisors.iter().any(|f| !f.is_finite() || *f == 0.0);
         if divisors.len() != rope.inv_freq.len() || wrong {
@@ -442,15 +451,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         if let Some(inputs) = inputs {
             x = add_layer_input(r, &model, index, x, inputs)?;
         }
-        let factor = match r.scalar(&format!("{base}.layer_scalar"))? {
-            Some(factor) => factor,
-            // Configurations alone have no values.
-            None if config.format() == Format::Gguf || r.is_outline() => 1.0,
-            None => {
-                let tensor = format!("{base}.layer_scalar");
-                return Err(Error::MissingTensor { path: config.path().into(), tensor });
-            }
-        };
+        let factor = format!("{base}.layer_scalar");
+        // GGUF files may lack it.
+        let absent = config.format() == Format::Gguf && !r.is_outline() && !r.has_parameter(&factor);
+        let factor = if absent { 1.0 } else { r.required_scalar(&factor)? };
         x = times(r, x, factor);
     }
     match cap {

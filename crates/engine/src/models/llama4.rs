@@ -7,6 +7,7 @@
 use moeflux_compute::graph::{
     Attention, ExpertMlp, PositionScale, Precision, RopeStyle, Route, Score, Value, Weighted,
 };
+use serde_json::Value as Json;
 
 use super::blocks::{self, Decoder};
 use super::config::{Config, DefaultValue, KeyDefaults};
@@ -104,6 +105,12 @@ fn routed_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((1..=layers).map(|layer| layer.is_multiple_of(step)).collect())
 }
 
+/// Whether queries that are not rotated have factors by their positions: Scout says so by a number.
+fn tunes_temperature(config: &Config<'_>) -> Result<bool> {
+    let flag = |value: &Json| value.as_bool().or_else(|| Some(value.as_f64()? != 0.0));
+    Ok(config.read("attn_temperature_tuning", "true, false or a number", flag)?.unwrap_or(true))
+}
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
@@ -121,7 +128,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         d,
         rope,
         normed: config.flag("use_qk_norm", !gguf || experts != EXPERTS_WITHOUT_NORM)?,
-        temperature: config.flag("attn_temperature_tuning", true)?.then_some(temperature),
+        temperature: tunes_temperature(config)?.then_some(temperature),
         chunk,
     };
     let rotated = rotated_layers(config, d.layers)?;

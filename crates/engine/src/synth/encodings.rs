@@ -218,6 +218,7 @@ impl Coding {
             "gate.gate.weight",
             "block_sparse_moe.gate.weight",
             "router.weight",
+            "router.proj.weight",
         ];
         let router = routers.into_iter().any(is);
         let bits = match self.router_bits {

@@ -62,12 +62,11 @@ impl Recipe {
     }
 }
 
-/// Leaves a configuration so many layers, and as many kinds of them, which some families want.
-fn cut_layers(config: &mut serde_json::Value, layers: usize) {
-    config["num_hidden_layers"] = layers.into();
-    if let Some(kinds) = config.get_mut("layer_types").and_then(|kinds| kinds.as_array_mut()) {
-        kinds.truncate(layers);
-    }
+/// Leaves a configuration so many layers, and as many entries of lists that have one for each of them.
+pub(crate) fn cut_layers(config: &mut serde_json::Value, layers: usize) {
+    let whole = std::mem::replace(&mut config["num_hidden_layers"], layers.into()).as_u64();
+    let lists = config.as_object_mut().into_iter().flatten().filter_map(|(_, value)| value.as_array_mut());
+    lists.filter(|list| Some(list.len() as u64) == whole).for_each(|list| list.truncate(layers));
 }
 
 /// How writing ended.

@@ -52,6 +52,18 @@ pub const SHAPES: &[Shape] = shapes![
     "ernie-4.5-21b-a3b",
     "hunyuan-a13b",
     "kimi-linear-48b-a3b",
+    "gemma-4-26b-a4b",
+    "granite-4.0-h-small",
+    "llama-4-scout-17b-16e",
+    "llama-4-maverick-17b-128e",
+    "olmoe-1b-7b",
+    "deepseek-v2-lite",
+    "glm-4.7-flash",
+    "minimax-text-01",
+    "dots.llm1",
+    "k-exaone-236b-a23b",
+    "ernie-4.5-300b-a47b",
+    "qwen3-coder-480b-a35b",
     "tiny",
 ];
 
@@ -154,9 +166,11 @@ impl Parsed {
         drop(metadata.insert("general.architecture", gguf::Value::String(architecture.to_owned())));
         let own = gguf["keys"].as_object().into_iter().flatten();
         let own = own.map(|(key, value)| (key.as_str(), value.clone()));
+        // What is null there is in no file.
         let counterparts = gguf_counterparts(&config, self.names());
+        let counterparts = counterparts.into_iter().filter(|(key, _)| gguf["keys"].get(key).is_none());
         let whole = self.size("num_hidden_layers");
-        for (key, mut value) in counterparts.into_iter().chain(own) {
+        for (key, mut value) in counterparts.chain(own) {
             // A value for each layer.
             if let Value::Array(each) = &mut value
                 && each.len() == whole

@@ -50,6 +50,8 @@ const DECAY: f32 = -0.05;
 pub(super) enum Content {
     /// One value everywhere, after as many zeros.
     Fill { zeros: usize, value: f32 },
+    /// These values.
+    Given(Vec<f32>),
     /// Random, with the first rows of every matrix of the stack zero and the first columns constant or not.
     Random { std: f32, zero_rows: usize, constant: bool },
     /// Random, with the expert's row beginning with `bias[expert]` in as many columns as are constant.
@@ -126,6 +128,7 @@ impl Weight {
         let mut values = vec![0.0; self.rows() * cols];
         match &self.content {
             Content::Fill { zeros, value } => values[*zeros..].fill(*value),
+            Content::Given(given) => values.copy_from_slice(given),
             Content::Router { std, bias } => {
                 let mut random = stream(key);
                 for (row, bias) in values.chunks_exact_mut(cols).zip(bias) {
@@ -190,7 +193,10 @@ impl<'a> Contents<'a> {
 
     /// The weight that a family asked for, with its content.
     pub(super) fn weight(&self, outlined: OutlinedWeight) -> Weight {
-        let content = self.content(&outlined);
+        let content = match &outlined.values {
+            Some(values) => Content::Given(values.clone()),
+            None => self.content(&outlined),
+        };
         let OutlinedWeight { stored, dtype, shape, .. } = outlined;
         Weight { name: stored, dtype, shape, content }
     }
@@ -216,6 +222,11 @@ impl<'a> Contents<'a> {
             fill(0, 0.0)
         } else if is("A_log") {
             fill(0, if self.log_decay { (-DECAY).ln() } else { DECAY })
+        } else if is("router.per_expert_scale") {
+            fill(0, 1.0)
+        } else if is("router.scale") {
+            // What takes it divides by the root of the width.
+            fill(0, (self.hidden_size as f32).sqrt())
         } else if is("mixer.D") || is("mamba.D") {
             fill(0, 1.0)
         } else if is("mlp.gate.weight")
@@ -223,6 +234,7 @@ impl<'a> Contents<'a> {
             || is("gate.gate.weight")
             || is("block_sparse_moe.gate.weight")
             || is("router.weight")
+            || is("router.proj.weight")
             || is("router.layer.weight")
         {
             self.router(weight.layer())
@@ -285,22 +297,50 @@ mod tests {
     use std::collections::HashSet;
 
     use super::super::{Encoding, Plan, Recipe, SHAPES};
+    use super::{Content, Weight};
 
+    /// Names of the weights whose values the family says, with these, of a Gemma 4 of so many layers.
+    fn given(encoding: Encoding, layers: usize) -> Vec<(String, Vec<f32>)> {
+        let shape = *SHAPES.iter().find(|shape| shape.name == "gemma-4-26b-a4b").unwrap();
+        let plan = Plan::new(Recipe { shape, layers, encoding, seed: 0, router_skew: 0.0 }).unwrap();
+        let given = plan.weights.into_iter().filter_map(|w| match w.content {
+            Content::Given(values) => Some((w.name, values)),
+            _ => None,
+        });
+        given.collect()
+    }
+
+    #[test]
+    fn numbers_that_are_read_while_recording_are_there() {
+        let scalar = |name: &str| (name.to_owned(), vec![1.0]);
+        let names = [
+            (Encoding::Q4KM, "blk.0.layer_output_scale.weight"),
+            (Encoding::Mlx4Bit, "model.layers.0.layer_scalar"),
+        ];
+        for (encoding, name) in names {
+            assert_eq!(given(encoding, 1), [scalar(name)]);
+        }
+        // The sixth layer sees everything: a quarter of its channels rotate.
+        let divisors = [vec![1.0; 64], vec![1e30; 192]].concat();
+        let mut found = given(Encoding::Q4KM, 6);
+        found.retain(|(name, _)| !name.contains("layer_output_scale"));
+        assert_eq!(found, [("rope_freqs.weight".to_owned(), divisors)]);
+    }
+
+    /// All layers in a format's usual encoding, in others as many as there are kinds of them; rows of a weight of each kind.
     #[test]
     fn every_shape_and_encoding_fits() {
         for shape in SHAPES {
             for encoding in Encoding::ALL {
-                let recipe = Recipe {
-                    shape: *shape,
-                    layers: shape.layers(),
-                    encoding: *encoding,
-                    seed: 0,
-                    router_skew: 1.0,
-                };
+                let usual = [Encoding::Q4KM, Encoding::Mlx4Bit].contains(encoding);
+                let layers = if usual { shape.layers() } else { shape.layers().min(8) };
+                let recipe = Recipe { shape: *shape, layers, encoding: *encoding, seed: 0, router_skew: 1.0 };
                 let plan = Plan::new(recipe).unwrap();
                 let names: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
                 assert_eq!(names.len(), plan.weights.len(), "{}: a name twice", shape.name);
-                for weight in plan.weights.iter().filter(|w| w.is_random()) {
+                let mut kinds = HashSet::new();
+                let kind = |w: &Weight| (w.name.replace(|c: char| c.is_ascii_digit(), ""), w.dtype);
+                for weight in plan.weights.iter().filter(|w| w.is_random() && kinds.insert(kind(w))) {
                     for plane in 0..weight.dtype.planes() {
                         let mut row = vec![0; weight.row_bytes(plane)];
                         weight.fill(plane, weight.rows() - 1, [0; 3], &mut row);

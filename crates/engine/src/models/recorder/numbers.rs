@@ -3,21 +3,41 @@
 use moeflux_compute::quant::dequantize;
 
 use super::Recorder;
+use super::outline::Need;
 use crate::checkpoint::Encoding;
 use crate::{Error, Result};
 
 impl Recorder {
-    /// The one value of the tensor `name`, without `.weight`; 1 of an outline.
+    /// The one value of the tensor `name`, without `.weight`; an outline has it, and it is 1.
     ///
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn required_scalar(&self, name: &str) -> Result<f32> {
+    pub fn required_scalar(&mut self, name: &str) -> Result<f32> {
         if self.is_outline() {
+            self.outline_values(name, &[1.0])?;
             return Ok(1.0);
         }
         let missing =
             || Error::MissingTensor { path: self.checkpoint.path().into(), tensor: self.resolve(name) };
         self.scalar(name)?.ok_or_else(missing)
+    }
+
+    /// Has an outline contain the vector `name`, with the ending that Hugging Face has for it, which holds `values`: what families
+    /// read while they record. Does nothing for a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the outline's encoding cannot be that of so many values.
+    pub fn outline_values(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let (module, suffix) = match name.strip_suffix(".weight") {
+            Some(module) => (module, ".weight"),
+            None => (name, ""),
+        };
+        let tensor = format!("{}{suffix}", self.resolve(module));
+        if let Some(outline) = &mut self.outline {
+            outline.find(name, &tensor, &[values.len()], Need::Required)?;
+            outline.set_values(name, values);
+        }
+        Ok(())
     }
 
     /// The `count` integers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.

@@ -2,6 +2,8 @@
 //! an outline says yes and remembers what was asked for. So a model can be sized, planned or made up from its
 //! configuration alone, and the list of a family's weights is written down once, in the family's file.
 
+use std::collections::HashMap;
+
 use moeflux_compute::DType;
 use moeflux_compute::graph::MatrixSpec;
 
@@ -9,7 +11,7 @@ use crate::Result;
 use crate::checkpoint::{ByteRange, Format, StoredWeight};
 
 /// A weight that a family asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct OutlinedWeight {
     /// The family's name: `model.layers.3.self_attn.q_proj.weight`. Stacked experts are `….experts.gate_proj.weight`.
     pub name: String,
@@ -19,6 +21,8 @@ pub struct OutlinedWeight {
     pub shape: Vec<usize>,
     /// Encoding.
     pub dtype: DType,
+    /// What it holds, if the family says so.
+    pub values: Option<Vec<f32>>,
     /// Where it would be in a file that holds all of them one after the other.
     offset: u64,
 }
@@ -56,6 +60,8 @@ pub struct Outline {
     format: Format,
     layout: Box<dyn Layout>,
     weights: Vec<OutlinedWeight>,
+    /// Where each of them is, by the family's name.
+    places: HashMap<String, usize>,
     /// Bytes of all of them.
     bytes: u64,
 }
@@ -63,7 +69,7 @@ pub struct Outline {
 impl Outline {
     /// Nothing yet; tensors are named and shaped as in `format`.
     pub fn new(format: Format, layout: Box<dyn Layout>) -> Self {
-        Self { format, layout, weights: vec![], bytes: 0 }
+        Self { format, layout, weights: vec![], places: HashMap::new(), bytes: 0 }
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -93,16 +99,18 @@ impl Outline {
         if need == Need::Optional && !self.has(name) {
             return Ok(None);
         }
-        let weight = match self.weights.iter().find(|weight| weight.name == name) {
-            Some(weight) => weight,
+        let weight = match self.places.get(name) {
+            Some(place) => &self.weights[*place],
             None => {
                 let shape = self.stored_shape(name, shape);
                 let (name, stored) = (name.to_owned(), stored.to_owned());
                 let offset = self.bytes;
-                let mut weight = OutlinedWeight { name, stored, shape, dtype: DType::F32, offset };
+                let mut weight =
+                    OutlinedWeight { name, stored, shape, dtype: DType::F32, values: None, offset };
                 weight.dtype = self.layout.dtype(&weight);
                 let bytes = planes(&weight)?.iter().fold(0u64, |sum, plane| sum.saturating_add(plane.len));
                 self.bytes = self.bytes.saturating_add(bytes);
+                self.places.insert(weight.name.clone(), self.weights.len());
                 self.weights.push(weight);
                 self.weights.last().expect("just pushed")
             }
@@ -113,6 +121,13 @@ impl Outline {
             shape: weight.shape.clone(),
             planes: planes(weight)?,
         }))
+    }
+
+    /// Says that the weight `name`, which has been asked for, holds `values`.
+    pub(super) fn set_values(&mut self, name: &str, values: &[f32]) {
+        if let Some(place) = self.places.get(name) {
+            self.weights[*place].values = Some(values.to_vec());
+        }
     }
 
     fn stored_shape(&self, name: &str, shape: &[usize]) -> Vec<usize> {

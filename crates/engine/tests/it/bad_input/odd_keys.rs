@@ -12,8 +12,8 @@ use crate::support::{Copied, Fixture};
 /// turns.
 const PROBES: usize = 3;
 
-/// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 23] = [
+/// One id or several; one number or one for each layer; infinite or not; whole or not; a number or a truth value.
+const OF_SEVERAL_KINDS: [&str; 24] = [
     "eos_token_id",
     "rope_theta",
     "layer_rope_theta",
@@ -34,6 +34,7 @@ const OF_SEVERAL_KINDS: [&str; 23] = [
     "exaone-moe.attention.sliding_window_pattern",
     "maple.swiglu_clamp_exp",
     "scale_emb",
+    "attn_temperature_tuning",
     "hunyuan-moe.expert_used_count",
     "gemma4.attention.head_count_kv",
     "granitehybrid.attention.head_count_kv",
