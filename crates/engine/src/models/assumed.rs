@@ -180,6 +180,8 @@ struct Assumed {
     layers: usize,
     vocab_size: usize,
     expert_width: usize,
+    /// Whether the embedding is the head too.
+    tied: bool,
     /// Endings of the names of optional tensors.
     optional: Vec<&'static str>,
 }
@@ -209,6 +211,7 @@ impl Assumed {
             storage,
             layers: size(&["num_hidden_layers", "n_layers"]),
             vocab_size: size(&["vocab_size"]),
+            tied: config["tie_word_embeddings"] == true,
             expert_width: match size(&["moe_intermediate_size", "intermediate_size"]) {
                 // DBRX's configuration has an object for its feed-forward layers.
                 0 => config["ffn_config"]["ffn_hidden_size"].as_u64().unwrap_or(0).min(1 << 20) as usize,
@@ -240,7 +243,9 @@ impl Assumed {
                 let affine = |group| DType::Affine { bits, group, scale: Half::BF16 };
                 [affine(group), affine(32)]
             }
-            Storage::Q4KM if is("lm_head.weight") => [DType::Q6_K, DType::Q8_0],
+            Storage::Q4KM if is("lm_head.weight") || self.tied && is("embed_tokens.weight") => {
+                [DType::Q6_K, DType::Q8_0]
+            }
             Storage::Q4KM => {
                 let precise = ["v_proj.weight", "kv_b_proj.weight", "in_proj_qkv.weight", "down_proj.weight"];
                 let precise = precise.iter().any(|ending| is(ending));

@@ -150,11 +150,14 @@ pub(super) struct Coding {
     expert_width: usize,
     vocab_size: usize,
     router_bits: Option<u8>,
+    /// Whether the embedding is the head too.
+    tied: bool,
     optional: Vec<String>,
 }
 
 impl Coding {
     pub(super) fn new(shape: &Parsed, encoding: Encoding, layers: usize) -> Self {
+        let optional = shape.optional(encoding.format() == Format::Gguf);
         Self {
             encoding,
             layers,
@@ -162,7 +165,8 @@ impl Coding {
             expert_width: shape.first_size(&["moe_intermediate_size", "intermediate_size"]),
             vocab_size: shape.size("vocab_size"),
             router_bits: shape.router_bits(),
-            optional: shape.optional(encoding.format() == Format::Gguf),
+            tied: !optional.iter().any(|name| name == "lm_head.weight"),
+            optional,
         }
     }
 
@@ -193,7 +197,7 @@ impl Coding {
         let is = |part: &str| name.contains(part);
         let values = is("attn_v.") || is("attn_qkv.") || is("attn_kv_b.");
         let few_experts = self.experts == 8;
-        if name == "output.weight" {
+        if name == "output.weight" || self.tied && name == "token_embd.weight" {
             DType::Q6_K
         } else if few_experts && (values || is("attn_k.")) {
             DType::Q8_0
