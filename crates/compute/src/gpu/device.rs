@@ -146,6 +146,8 @@ pub struct DeviceInfo {
     pub largest_buffer: u64,
     /// Groups that run beside each other, each with a multiprocessor of its own.
     pub multiprocessors: usize,
+    /// Bytes of memory that a group may have.
+    pub group_memory: usize,
     /// Whether kernels copy weights to a group's memory beside other work, before the dispatch in front has ended.
     pub copies_ahead: bool,
     /// Whether its memory is that of the processor.

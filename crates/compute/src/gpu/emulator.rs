@@ -288,6 +288,7 @@ impl Device for Emulator {
             warp_groups: false,
             byte_matrices: !self.metal,
             multiprocessors: 8,
+            group_memory: 32 << 10,
             copies_ahead: false,
             simdgroup_matrices: self.metal,
         }

@@ -11,10 +11,10 @@ use crate::graph::{
 };
 
 /// What is done to heads of queries and keys before they are attended with.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Prepare {
     /// Index of the rotation in the graph.
-    pub(crate) rope: usize,
+    pub(crate) rope: Option<usize>,
     /// Weight and epsilon of the norm of each head of queries.
     pub(crate) q_norm: Option<(WeightId, f32)>,
     /// The same of keys.
@@ -65,7 +65,7 @@ pub(crate) enum Step {
         /// What is added to scores, by distance.
         added: Option<Value>,
         /// What is done to queries and keys before.
-        prepare: Option<Prepare>,
+        prepare: Prepare,
         out: Value,
     },
     LatentAttention {
@@ -243,32 +243,34 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
     let producer = |steps: &[Step], value: Value| {
         steps.iter().position(|s| s.output() == Some(value)).filter(|_| uses[value.index] == 1)
     };
-    // The rotation of `value`, and a norm of its heads before; the value that they start from.
+    // The rotation of `value` and a norm of its heads before, if it has them, and the value that they start from.
     let trace = |steps: &[Step], value: Value, wanted: usize| {
-        let rotated = producer(steps, value)?;
-        let Step::Rope { x, heads, rope, .. } = steps[rotated] else { return None };
-        if heads != wanted {
-            return None;
-        }
-        let norm = producer(steps, x).and_then(|at| match steps[at] {
+        let rotated = producer(steps, value).and_then(|at| match steps[at] {
+            Step::Rope { x, heads, rope, .. } if heads == wanted => Some((at, x, rope)),
+            _ => None,
+        });
+        let x = rotated.map_or(value, |(_, x, _)| x);
+        let normed = producer(steps, x).and_then(|at| match steps[at] {
             Step::RmsNorm { x, weight, groups, eps, .. } if groups == wanted => Some((at, x, (weight, eps))),
             _ => None,
         });
-        Some((rotated, rope, norm, norm.map_or(x, |(_, x, _)| x)))
+        (rotated, normed, normed.map_or(x, |(_, x, _)| x))
     };
     let mut gone = vec![];
     for index in 0..steps.len() {
         let Step::Attention { q, k, cache, .. } = steps[index] else { continue };
         let shape = graph.caches[cache.0];
-        let traced = (trace(steps, q, shape.heads), trace(steps, k, shape.kv_heads));
-        let (Some((q_at, rope, q_norm, q)), Some((k_at, k_rope, k_norm, k))) = traced else { continue };
-        if rope != k_rope {
+        let (q_rotated, q_normed, q) = trace(steps, q, shape.heads);
+        let (k_rotated, k_normed, k) = trace(steps, k, shape.kv_heads);
+        let rope = q_rotated.map(|r| r.2);
+        if rope != k_rotated.map(|r| r.2) {
             continue;
         }
-        gone.extend([q_at, k_at].into_iter().chain(q_norm.map(|n| n.0)).chain(k_norm.map(|n| n.0)));
-        let how = Prepare { rope, q_norm: q_norm.map(|n| n.2), k_norm: k_norm.map(|n| n.2) };
+        gone.extend([q_rotated, k_rotated].into_iter().flatten().map(|r| r.0));
+        gone.extend([q_normed, k_normed].into_iter().flatten().map(|n| n.0));
+        let how = Prepare { rope, q_norm: q_normed.map(|n| n.2), k_norm: k_normed.map(|n| n.2) };
         if let Step::Attention { q: old_q, k: old_k, prepare, .. } = &mut steps[index] {
-            (*old_q, *old_k, *prepare) = (q, k, Some(how));
+            (*old_q, *old_k, *prepare) = (q, k, how);
         }
     }
     let mut index = 0;
@@ -307,7 +309,7 @@ fn step(graph: &Graph, node: usize) -> Step {
             Step::Rope { x, heads, rope, out }
         }
         Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen, by_distance: added }) => {
-            Step::Attention { q, k, v, cache, sinks, chosen, added, prepare: None, out }
+            Step::Attention { q, k, v, cache, sinks, chosen, added, prepare: Prepare::default(), out }
         }
         Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
             Step::LatentAttention { inputs, weights, cache, out }

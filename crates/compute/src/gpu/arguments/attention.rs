@@ -87,6 +87,8 @@ arguments! {
         scale: f32,
         /// 0 for none.
         window: u32,
+        /// 0 for none.
+        chunk: u32,
         splits: usize,
         has_sinks: bool,
         appends: bool,
@@ -101,6 +103,8 @@ arguments! {
         sequences: usize,
         /// 0 for none.
         window: u32,
+        /// 0 for none.
+        chunk: u32,
         /// Times log₂ e.
         scale: f32,
         has_sinks: bool,
@@ -114,14 +118,12 @@ arguments! {
         sequences: usize,
         /// 0 for none.
         window: u32,
+        /// 0 for none.
+        chunk: u32,
         /// Times log₂ e.
         scale: f32,
         has_sinks: bool,
     }
-
-    ["cuda/warpgroup_attention.cu" HalfQueriesConstants]
-    /// Of `half_queries`.
-    HalfQueriesConstants { count: usize }
 
     ["latent.h" LatentConstants]
     /// Of products of each head's part of a weight.

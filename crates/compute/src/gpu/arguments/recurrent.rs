@@ -27,7 +27,7 @@ arguments! {
     }
 
     ["selective_scan.h" SelectiveConstants]
-    /// Of `selective_scan`.
+    /// Of `selective_scan_…`.
     SelectiveConstants { channels: usize, groups: usize, state_size: usize, least: f32, most: f32 }
 
     ["ssm_scan.h" SsmConstants]

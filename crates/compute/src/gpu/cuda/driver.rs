@@ -124,6 +124,7 @@ pub(super) mod attribute {
     pub(crate) const MULTIPROCESSORS: c_int = 16;
     pub(crate) const CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const CAPABILITY_MINOR: c_int = 76;
+    pub(crate) const MOST_SHARED_BYTES: c_int = 97;
     pub(crate) const FUNCTION_DYNAMIC_SHARED_BYTES: c_int = 8;
     pub(crate) const FUNCTION_SHARED_PERCENT: c_int = 9;
 }

@@ -78,6 +78,8 @@ pub struct Cuda {
     name: String,
     memory: u64,
     multiprocessors: usize,
+    /// Most bytes of shared memory of a block.
+    group_memory: usize,
     /// Most bytes that buffers may take together.
     limit: u64,
     used: u64,
@@ -154,6 +156,7 @@ impl Cuda {
         };
         let (major, minor) = (read(attribute::CAPABILITY_MAJOR)?, read(attribute::CAPABILITY_MINOR)?);
         let multiprocessors = read(attribute::MULTIPROCESSORS)?;
+        let group_memory = read(attribute::MOST_SHARED_BYTES)?;
         let name = String::from_utf8_lossy(&name);
         if major < 8 {
             return Err(Error::NoDevice {
@@ -168,6 +171,7 @@ impl Cuda {
             ordinal: device,
             memory: memory as u64,
             multiprocessors: multiprocessors.max(1) as usize,
+            group_memory: group_memory.max(0) as usize,
             limit: u64::MAX,
             used: 0,
             context,
@@ -365,6 +369,7 @@ impl Device for Cuda {
             free,
             largest_buffer: self.memory,
             multiprocessors: self.multiprocessors,
+            group_memory: self.group_memory,
             copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,

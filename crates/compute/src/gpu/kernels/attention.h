@@ -1,5 +1,6 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
 #include "scores.h"
+#include "seen.h"
 
 struct AppendConstants {
     // Heads of the cache, its channels, and the first and number of those that are written.
@@ -24,7 +25,7 @@ struct AttendConstants {
     // Channels of a key and of a value, and of a cached row of each.
     uint key_dim, value_dim, key_stride, value_stride;
     float scale;
-    // Keys seen, at most, and positions of a chunk, which is all that is seen: 0 for all.
+    // See `first_seen`.
     uint window, chunk;
     uint kv_type;
     // Parts that each row's keys are divided into.
@@ -53,9 +54,7 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
     const Place at = places[row];
     const uint own = at.position + 1, seen = c.ahead ? sees[row] + 1 : own;
     if (c.ahead && seen <= own) return;
-    const uint oldest = c.window != 0 && own > c.window ? own - c.window : 0;
-    const uint start = c.chunk != 0 ? at.position - at.position % c.chunk : 0;
-    const uint first = start > oldest ? start : oldest;
+    const uint first = first_seen(at.position, c.window, c.chunk);
     const uint part = (seen - first + c.splits - 1) / c.splits;
     const uint begin = first + split * part;
     const uint end = begin + part < seen ? begin + part : seen;

@@ -137,7 +137,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     const Place at = b.places[row];
     // Keys that are in the cache, and the part of them that is this group's.
     const uint held = at.position;
-    const uint first = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
+    const uint first = first_seen(held, c.window, c.chunk);
     const uint part = (held - first + c.splits - 1) / c.splits;
     const uint begin = first + split * part, most = begin + part < held ? begin + part : held;
     const uint end = c.attends ? most : begin;

@@ -229,6 +229,8 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
         Sums<N> sums;
         uint pairs[N];
         uint missing = 0, elsewhere = 0;
+        // Of N, those that are pairs of some team.
+        const uint live = (count - k + TEAMS - 1) / TEAMS;
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
             // Beyond the last one, that again.
@@ -248,9 +250,12 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
         for (uint p = lane; p < pieces; p += TEAM) {
             Raw raw[N];
 #pragma unroll
-            for (uint n = 0; n < N; ++n) raw[n] = raw_of<D>(c.part.format, rows.row[n], p);
+            for (uint n = 0; n < N; ++n) {
+                if (n < live) raw[n] = raw_of<D>(c.part.format, rows.row[n], p);
+            }
 #pragma unroll
             for (uint n = 0; n < N; ++n) {
+                if (n >= live) continue;
                 const Activations x = {b.bytes + pairs[n] * cols, b.scales + pairs[n] * (cols / 32) * 2};
                 sums.v[n] += piece_dot<D>(raw[n], chunk_of<D>(x, p), p);
             }

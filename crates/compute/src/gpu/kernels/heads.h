@@ -2,6 +2,7 @@
 #pragma once
 #include "cache.h"
 #include "pieces.h"
+#include "seen.h"
 
 struct DecodeConstants {
     // Query and key heads, and groups that share a key head.
@@ -12,8 +13,8 @@ struct DecodeConstants {
     // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
     uint pairs, interleaved;
     float scale;
-    // Keys seen, at most: 0 for all.
-    uint window;
+    // See `first_seen`.
+    uint window, chunk;
     // Parts that each row's keys are divided into.
     uint splits;
     // Whether `sinks` holds a logit for each head.

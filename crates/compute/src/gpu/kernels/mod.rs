@@ -21,6 +21,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("quantize.h", include_str!("quantize.h")),
     ("routing.h", include_str!("routing.h")),
     ("scores.h", include_str!("scores.h")),
+    ("seen.h", include_str!("seen.h")),
     ("sequences.h", include_str!("sequences.h")),
     ("state_columns.h", include_str!("state_columns.h")),
     ("tiles.h", include_str!("tiles.h")),

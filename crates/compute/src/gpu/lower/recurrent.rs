@@ -85,8 +85,8 @@ impl Lowering<'_> {
         let decays = self.graph.weights()[weights.a.0].matrix;
         if decays.rows * decays.cols != heads {
             let constants = &SelectiveConstants { channels: heads, groups, state_size, least, most };
-            let kernel = "selective_scan";
-            return Launch { unit: kernel, kernel, buffers: &buffers, constants }
+            let kernel = if state_size <= 16 { "selective_scan_2" } else { "selective_scan_32" };
+            return Launch { unit: "selective_scan", kernel, buffers: &buffers, constants }
                 .over([heads.div_ceil(32), 1, self.shape.sequences], THREADS);
         }
         let constants = &SsmConstants { heads, head_dim, groups, state_size, least, most };

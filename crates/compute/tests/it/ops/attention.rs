@@ -30,7 +30,8 @@ pub fn attention() -> Vec<Case> {
         (2, 1, 8, Some(100_000)),
     ];
     // Heads that some devices have kernels for.
-    let more = [(2, 1, 64, Some(70)), (1, 1, 256, None)].map(|shape| case(shape).in_pairs());
+    let more =
+        [(2, 1, 64, Some(70)), (1, 1, 256, None), (1, 1, 512, None)].map(|shape| case(shape).in_pairs());
     shapes.into_iter().map(case).chain([two_layers()]).chain(more).collect()
 }
 
@@ -56,6 +57,9 @@ pub fn attention_of_chunks() -> Vec<Case> {
         Attention { value_dim: 5, ..grouped },
         Attention { value_dim: 20, window: Some(30), ..grouped },
         Attention { value_dim: 32, ..Attention::grouped(6, 2, 64, 0.2) },
+        // Heads that some devices have kernels for.
+        Attention { chunk: Some(PAGE_TOKENS - 1), ..Attention::grouped(4, 2, 64, 0.2) },
+        Attention { chunk: Some(PAGE_TOKENS), ..Attention::grouped(2, 1, 128, 0.2) },
     ];
     let case = |shape: Attention| {
         let mut r = Recorder::new(5);

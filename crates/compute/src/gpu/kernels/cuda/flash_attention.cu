@@ -5,6 +5,8 @@
 // sums: a token's result does not depend on how its sequence is cut into batches.
 #include "tensor_core.h"
 
+#include "seen.h"
+
 const u32 QUERIES = 64;
 const u32 PAGE_TOKENS = 64;
 const u32 THREADS = 128;
@@ -21,8 +23,8 @@ struct Place {
 
 struct AttentionConstants {
     u32 heads, kv_heads, sequences;
-    // Positions that a token sees, itself included; 0: all.
-    u32 window;
+    // See `first_seen`.
+    u32 window, chunk;
     // Factor on scores times log2(e).
     float scale;
     // Whether `sinks` holds a logit for each head.
@@ -32,19 +34,20 @@ struct AttentionConstants {
 DEVICE bool finite_pair(u32 w) { return (w & 0x7c00) != 0x7c00 && (w & 0x7c000000) != 0x7c000000; }
 
 // q (rows, heads · HEAD_DIM) f32; keys and values (pages, kv_heads, PAGE_TOKENS, HEAD_DIM) f16 with those of the batch
-// appended; out as q. Grid: (tiles of 64 rows, heads).
-template <u32 HEAD_DIM>
+// appended; out as q. A block makes PART of the channels of results. Grid: (tiles of 64 rows, heads, HEAD_DIM / PART).
+template <u32 HEAD_DIM, u32 PART>
 DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, const Sequence* sequences,
                             const Place* places, const u32* pages, const float* sinks, float* out,
                             const AttentionConstants& c) {
     constexpr u32 PIECES = HEAD_DIM / 8;
-    constexpr u32 ROW_BYTES = HEAD_DIM * 2;
+    constexpr u32 ROW_BYTES = HEAD_DIM * 2, VALUE_BYTES = PART * 2;
     constexpr bool Q_IN_REGISTERS = HEAD_DIM <= 128;
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 spoiled[PAGE_TOKENS];
     const u32 k_tile = shared_address(shared), v_tile = k_tile + PAGE_TOKENS * ROW_BYTES;
-    const u32 q_tile = Q_IN_REGISTERS ? k_tile : v_tile + PAGE_TOKENS * ROW_BYTES;
+    const u32 q_tile = Q_IN_REGISTERS ? k_tile : v_tile + PAGE_TOKENS * VALUE_BYTES;
     auto piece = [&](u32 row, u32 column_16) { return row * ROW_BYTES + ((column_16 ^ (row & 7)) << 4); };
+    auto value_piece = [&](u32 row, u32 column_16) { return row * VALUE_BYTES + ((column_16 ^ (row & 7)) << 4); };
 
     // The last tiles have most pages: they go first.
     u32 tile = gridDim.x - 1 - blockIdx.x, s = 0;
@@ -56,13 +59,13 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     if (s == c.sequences) return;
     const Sequence span = sequences[s];
     const u32* own_pages = pages + places[span.first_row].first_page;
-    const u32 head = blockIdx.y, kv_head = head / (c.heads / c.kv_heads);
+    const u32 head = blockIdx.y, part = blockIdx.z * PART, kv_head = head / (c.heads / c.kv_heads);
     const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const u32 first = tile * QUERIES, count = min(QUERIES, span.rows - first);
     const u32 first_position = span.start + first, last_position = first_position + count - 1;
     const u32 end = span.start + span.rows;
-    const u32 first_page =
-        c.window && first_position + 1 > c.window ? (first_position + 1 - c.window) / PAGE_TOKENS : 0;
+    const u32 first_page = first_seen(first_position, c.window, c.chunk) / PAGE_TOKENS;
+    const u32 last_from = first_seen(last_position, c.window, c.chunk);
     const u32 end_page = last_position / PAGE_TOKENS + 1;
 
     // q as f16 in shared memory; missing rows are zeros.
@@ -87,27 +90,40 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
         __syncthreads();
     }
 
-    auto copy_page = [&](u32 to, const u16* pool, u32 page) {
-        const u16* from = pool + ((u64)own_pages[page] * c.kv_heads + kv_head) * PAGE_TOKENS * HEAD_DIM;
+    auto page_of = [&](const u16* pool, u32 page) {
+        return pool + ((u64)own_pages[page] * c.kv_heads + kv_head) * PAGE_TOKENS * HEAD_DIM;
+    };
+    auto copy_keys = [&](u32 page) {
+        const u16* from = page_of(keys, page);
         for (u32 i = thread; i < PAGE_TOKENS * PIECES; i += THREADS) {
             const u32 row = i / PIECES, p = i % PIECES;
-            copy_async_16(to + piece(row, p), from + row * HEAD_DIM + p * 8, page * PAGE_TOKENS + row < end);
+            copy_async_16(k_tile + piece(row, p), from + row * HEAD_DIM + p * 8, page * PAGE_TOKENS + row < end);
+        }
+        copy_async_commit();
+    };
+    auto copy_values = [&](u32 page) {
+        const u16* from = page_of(values, page) + part;
+        for (u32 i = thread; i < PAGE_TOKENS * PART / 8; i += THREADS) {
+            const u32 row = i / (PART / 8), p = i % (PART / 8);
+            copy_async_16(v_tile + value_piece(row, p), from + row * HEAD_DIM + p * 8,
+                          page * PAGE_TOKENS + row < end);
         }
         copy_async_commit();
     };
 
-    float o[HEAD_DIM / 8][4];
+    float o[PART / 8][4];
 #pragma unroll
-    for (u32 n = 0; n < HEAD_DIM / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+    for (u32 n = 0; n < PART / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     const u32 position[2] = {first_position + warp * 16 + lane / 4, first_position + warp * 16 + lane / 4 + 8};
+
     auto visible = [&](u32 i, u32 key) {
-        return key <= position[i] && (c.window == 0 || position[i] - key < c.window);
+        return key <= position[i] && key >= first_seen(position[i], c.window, c.chunk);
     };
 
-    copy_page(k_tile, keys, first_page);
+    copy_keys(first_page);
     for (u32 page = first_page; page < end_page; page++) {
-        copy_page(v_tile, values, page);
+        copy_values(page);
         copy_async_wait<1>();
         __syncthreads();
 
@@ -134,11 +150,10 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
 
         // Some of the page's keys are not seen by some of the block's tokens.
         const u32 first_key = page * PAGE_TOKENS;
-        const bool masked =
-            first_key + PAGE_TOKENS - 1 > first_position || (c.window && last_position - first_key >= c.window);
+        const bool masked = first_key + PAGE_TOKENS - 1 > first_position || first_key < last_from;
         if (masked && thread < PAGE_TOKENS) spoiled[thread] = 0;
         __syncthreads();
-        if (page + 1 < end_page) copy_page(k_tile, keys, page + 1);
+        if (page + 1 < end_page) copy_keys(page + 1);
         else copy_async_commit();
 
         // Softmax, with sums and largest scores that run on from page to page.
@@ -170,7 +185,7 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
                 sum[i / 2] += score[n][i];
             }
 #pragma unroll
-        for (u32 n = 0; n < HEAD_DIM / 8; n++)
+        for (u32 n = 0; n < PART / 8; n++)
 #pragma unroll
             for (u32 i = 0; i < 4; i++) o[n][i] *= keep[i / 2];
 
@@ -180,9 +195,9 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
             // Zero times a value that is not finite is not zero: such values are taken out, and the tokens that see
             // them get sums that are not numbers.
             bool found = false;
-            for (u32 i = thread; i < PAGE_TOKENS * PIECES; i += THREADS) {
-                const u32 row = i / PIECES;
-                uint4* at = (uint4*)(shared + PAGE_TOKENS * ROW_BYTES + piece(row, i % PIECES));
+            for (u32 i = thread; i < PAGE_TOKENS * PART / 8; i += THREADS) {
+                const u32 row = i / (PART / 8);
+                uint4* at = (uint4*)(shared + PAGE_TOKENS * ROW_BYTES + value_piece(row, i % (PART / 8)));
                 const uint4 v = *at;
                 if (!(finite_pair(v.x) && finite_pair(v.y) && finite_pair(v.z) && finite_pair(v.w))) {
                     *at = make_uint4(0, 0, 0, 0);
@@ -203,9 +218,9 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
                               h2_of(score[2 * k + 1][0], score[2 * k + 1][1]),
                               h2_of(score[2 * k + 1][2], score[2 * k + 1][3])};
 #pragma unroll
-            for (u32 n = 0; n < HEAD_DIM / 16; n++) {
+            for (u32 n = 0; n < PART / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4_transposed(b, v_tile + piece(k * 16 + (lane & 15), 2 * n + (lane >> 4)));
+                ldmatrix_x4_transposed(b, v_tile + value_piece(k * 16 + (lane & 15), 2 * n + (lane >> 4)));
                 mma_16816(o[2 * n], a, b[0], b[1]);
                 mma_16816(o[2 * n + 1], a, b[2], b[3]);
             }
@@ -226,23 +241,25 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
         factor /= sum[i];
         const u32 row = warp * 16 + lane / 4 + 8 * i;
         if (row >= count) continue;
-        float* to = out + ((u64)(span.first_row + first + row) * c.heads + head) * HEAD_DIM + 2 * (lane & 3);
+        float* to = out + ((u64)(span.first_row + first + row) * c.heads + head) * HEAD_DIM + part + 2 * (lane & 3);
 #pragma unroll
-        for (u32 n = 0; n < HEAD_DIM / 8; n++)
+        for (u32 n = 0; n < PART / 8; n++)
             *(float2*)(to + n * 8) = make_float2(o[n][2 * i] * factor, o[n][2 * i + 1] * factor);
     }
 }
 
 // clang-format off
-#define FLASH_ATTENTION(head_dim, blocks)                                                                           \
+#define FLASH_ATTENTION(head_dim, part, blocks)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                   \
         tensor_attention_##head_dim(const float* q, const u16* keys, const u16* values, const Sequence* sequences,  \
                                     const Place* places, const u32* pages, const float* sinks, float* out,          \
                                     const __grid_constant__ AttentionConstants c) {                                 \
-        flash_attention<head_dim>(q, keys, values, sequences, places, pages, sinks, out, c);                        \
+        flash_attention<head_dim, part>(q, keys, values, sequences, places, pages, sinks, out, c);                  \
     }
 // clang-format on
 
-FLASH_ATTENTION(64, 4)
-FLASH_ATTENTION(128, 3)
-FLASH_ATTENTION(256, 2)
+FLASH_ATTENTION(64, 64, 4)
+FLASH_ATTENTION(128, 128, 3)
+FLASH_ATTENTION(256, 256, 2)
+// Registers hold results of half a head.
+FLASH_ATTENTION(512, 256, 1)

@@ -203,7 +203,7 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     const uint left = c.attends ? group - chunk * QUERIES : 0, queries = left < QUERIES ? left : QUERIES;
     const Place at = b.places[row];
     const uint held = at.position;
-    const uint oldest = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
+    const uint oldest = first_seen(held, c.window, c.chunk);
     const uint part = (held - oldest + c.splits) / c.splits;
     const uint begin = oldest + split * part, end = begin + part < held + 1 ? begin + part : held + 1;
     const uint in_cache = end < held ? end : held;

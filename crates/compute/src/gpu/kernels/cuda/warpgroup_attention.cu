@@ -9,6 +9,8 @@
 // not see changes nothing of its sums: a token's result does not depend on how its sequence is cut into batches.
 #include "warpgroup_softmax.h"
 
+#include "seen.h"
+
 const u32 GROUP_QUERIES = 64;
 const u32 QUERIES = 2 * GROUP_QUERIES;
 const u32 LOADERS = 128;
@@ -18,8 +20,8 @@ const u32 STAGES = 5;
 
 struct WideAttentionConstants {
     u32 heads, kv_heads, sequences;
-    // Positions that a token sees, itself included; 0: all.
-    u32 window;
+    // See `first_seen`.
+    u32 window, chunk;
     // Factor on scores times log2(e), positive.
     float scale;
     // Whether `sinks` holds a logit for each head.
@@ -63,8 +65,8 @@ struct Arguments {
 struct Work {
     u32 row, count, position;
     u32 head, kv_head;
-    // Positions that there are keys of.
-    u32 end;
+    // The first position that the last query sees, and how many there are keys of.
+    u32 from, end;
     u32 first_tile, tiles;
     const u32* pages;
 
@@ -93,15 +95,16 @@ struct Work {
         w.position = start + tile * QUERIES;
         w.end = start + rows;
         w.pages = g.pages + __ldg(&g.places[first_row].first_page);
-        w.first_tile = c.window && w.position + 1 > c.window ? (w.position + 1 - c.window) / KEYS : 0;
+        w.from = first_seen(w.position + w.count - 1, c.window, c.chunk);
+        w.first_tile = first_seen(w.position, c.window, c.chunk) / KEYS;
         w.tiles = (w.position + w.count - 1) / KEYS + 1 - w.first_tile;
         return w;
     }
 
-    // Whether some of `queries` tokens from `first` on do not see some of a tile's keys.
+    // Whether some of the queries from position `first` on may not see some of a tile's keys.
     template <u32 KEYS>
-    static DEVICE bool masks(u32 tile, u32 first, u32 queries, u32 window) {
-        return tile * KEYS + KEYS - 1 > first || (window && first + queries - 1 - tile * KEYS >= window);
+    DEVICE bool masks(u32 tile, u32 first) const {
+        return tile * KEYS + KEYS - 1 > first || tile * KEYS < from;
     }
 };
 
@@ -189,7 +192,7 @@ struct Loader {
                 if (t < w.tiles) load(w, g.keys, w.first_tile + t, false);
                 if (t == 0) continue;
                 const u32 before = w.first_tile + t - 1;
-                load(w, g.values, before, Work::masks<S::KEYS>(before, w.position, w.count, c.window));
+                load(w, g.values, before, w.template masks<S::KEYS>(before, w.position));
             }
         }
     }
@@ -217,7 +220,7 @@ struct Computer {
     DEVICE u32 lane() const { return threadIdx.x & 31; }
     DEVICE u32 warp() const { return threadIdx.x / 32 % 4; }
     DEVICE bool visible(u32 i, u32 key) const {
-        return key <= position[i] && (c.window == 0 || position[i] - key < c.window);
+        return key <= position[i] && key >= first_seen(position[i], c.window, c.chunk);
     }
     // Until so many stages from this one on are full.
     DEVICE void await(u32 stage, u32 count) const {
@@ -262,13 +265,16 @@ struct Computer {
     // Softmax, with sums and largest scores that run on from tile to tile.
     DEVICE void soften(const Work& w, u32 tile) {
         const u32 first = w.position + group * GROUP_QUERIES;
-        if (Work::masks<S::KEYS>(tile, first, GROUP_QUERIES, c.window)) {
+        if (w.template masks<S::KEYS>(tile, first)) {
+            const u32 from[2] = {first_seen(position[0], c.window, c.chunk),
+                                 first_seen(position[1], c.window, c.chunk)};
 #pragma unroll
             for (u32 n = 0; n < S::KEYS / 8; n++)
 #pragma unroll
-                for (u32 i = 0; i < 4; i++)
-                    if (!visible(i / 2, tile * S::KEYS + n * 8 + 2 * (lane() & 3) + (i & 1)))
-                        score[4 * n + i] = -INFINITY;
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 key = tile * S::KEYS + n * 8 + 2 * (lane() & 3) + (i & 1);
+                    if (key < from[i / 2] || key > position[i / 2]) score[4 * n + i] = -INFINITY;
+                }
         }
         // Of every other column, for shorter chains.
         float most[4] = {largest[0], -INFINITY, largest[1], -INFINITY}, more[4] = {}, next[2], base[2];
@@ -306,7 +312,7 @@ struct Computer {
 
     // Tokens that see values which are not finite get sums that are not numbers.
     DEVICE void spoil(const Work& w, u32 tile, u32 stage) {
-        if (!Work::masks<S::KEYS>(tile, w.position, w.count, c.window)) return;
+        if (!w.template masks<S::KEYS>(tile, w.position)) return;
         for (u32 part = 0; part < S::KEYS / 32; part++)
             for (u32 left = ring.spoiled[stage % STAGES][part]; left != 0; left &= left - 1)
                 for (u32 i = 0; i < 2; i++)
@@ -442,18 +448,6 @@ DEVICE void attend(const Arguments& g, const WideAttentionConstants& c, u8* shar
             attend<head_dim>({q, keys, values, sequences, places, pages, sinks, out}, c, shared);)                   \
     }
 // clang-format on
-
-struct HalfQueriesConstants {
-    u32 count;
-};
-
-// q (count) f32 → out f16, two a thread.
-extern "C" __global__ void __launch_bounds__(256)
-    half_queries(const float* q, u32* out, const __grid_constant__ HalfQueriesConstants c) {
-    after_previous();
-    const u32 i = blockIdx.x * 256 + threadIdx.x;
-    if (2 * i < c.count) out[i] = h2_of(q[2 * i], q[2 * i + 1]);
-}
 
 WIDE_ATTENTION(64)
 WIDE_ATTENTION(128)

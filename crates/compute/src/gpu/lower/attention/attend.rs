@@ -20,9 +20,8 @@ pub(super) struct Attend {
     /// Channels of a key and of a value, and of a cached row of each.
     pub(super) dims: [usize; 4],
     pub(super) scale: f32,
-    /// 0 for none.
-    pub(super) window: usize,
-    pub(super) chunk: usize,
+    /// Positions of a window and of a chunk, 0 for none.
+    pub(super) reach: [u32; 2],
     pub(super) sinks: Option<WeightId>,
     /// The tokens that are seen; all when absent.
     pub(super) chosen: Option<Chosen>,
@@ -108,8 +107,7 @@ impl Lowering<'_> {
             if ahead { self.input(self.layout.sees + first * size_of::<u32>()) } else { self.input(0) };
         let sinks = self.optional(a.sinks);
         let buffers = [q, keys, values, added, places, sees, self.pages(), sinks, stats, to];
-        // What is not reached is as none.
-        let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
+        let [window, chunk] = a.reach;
         let constants = AttendConstants {
             heads: a.heads,
             kv_heads: a.kv_heads,

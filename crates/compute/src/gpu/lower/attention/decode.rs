@@ -2,13 +2,14 @@
 //! of a sequence of its own, and that of a few rows of one sequence, with the same bits.
 
 use super::attend::floats;
+use super::reach;
 use crate::gpu::arguments::DecodeConstants;
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::kernels::TENSOR_DECODE_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::gpu::memory::Band;
 use crate::gpu::steps::Prepare;
-use crate::graph::{Attention, RopeStyle, Value, WeightId};
+use crate::graph::{Attention, Value, WeightId};
 
 /// Splits of short sequences, which this kernel takes in one: up to 256 keys.
 const SHORT: usize = 2;
@@ -44,13 +45,12 @@ enum Task {
 impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
     pub(super) fn decode_attention(&mut self, d: &DecodeAttention<'_>) -> bool {
-        let Attention { head_dim, value_dim, chunk, .. } = *d.shape;
+        let Attention { head_dim, value_dim, .. } = *d.shape;
         let stepwise = self.shape.is_stepwise();
         let suits = (self.is_few() || self.is_batch())
             && (self.shape.sequences == self.shape.rows || stepwise)
             && self.rows == self.shape.rows;
-        let plain = chunk.is_none() && value_dim == head_dim;
-        if !suits || !plain || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
+        if !suits || value_dim != head_dim || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
             return false;
         }
         if stepwise {
@@ -103,12 +103,11 @@ impl Lowering<'_> {
     }
 
     fn decode_band(&mut self, d: &DecodeAttention<'_>, band: &Band, task: Task) {
-        let Attention { heads, kv_heads, head_dim, scale, window, .. } = *d.shape;
+        let Attention { heads, kv_heads, head_dim, scale, .. } = *d.shape;
         let DecodeKernel { unit, name, chunks, splits } = self.decode_kernel(d.shape, band);
         // What appends needs a group a key head.
         let (chunks, splits) = if task == Task::Append { (1, 1) } else { (chunks, splits) };
-        let rotation = &self.graph.ropes[d.prepare.rope];
-        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let (angles, pairs, interleaved) = self.angles(d.prepare.rope);
         let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
         let [parts, stats] = self.splits_scratch();
@@ -122,7 +121,7 @@ impl Lowering<'_> {
             v,
             weight(q_norm),
             weight(k_norm),
-            self.input(self.layout.angles[d.prepare.rope]).at(floats(first * 2 * pairs)),
+            angles.at(floats(first * 2 * pairs)),
             self.places_from(first),
             self.pages(),
             self.optional(d.sinks),
@@ -132,7 +131,7 @@ impl Lowering<'_> {
             if splits == 1 { out } else { parts },
         ];
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
-        let window = window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
+        let [window, chunk] = reach(d.shape);
         let constants = DecodeConstants {
             heads,
             kv_heads,
@@ -145,6 +144,7 @@ impl Lowering<'_> {
             interleaved,
             scale,
             window,
+            chunk,
             splits,
             has_sinks: d.sinks.is_some(),
             appends: task != Task::Attend,

@@ -88,9 +88,8 @@ impl Lowering<'_> {
             self.wide_latents(&shape, [query, latents, mixed], enters.then_some(tile));
         } else {
             let dims = [width, rank, width, width];
-            let (window, chunk, added, ahead) = (0, 0, None, false);
-            let attend =
-                Attend { heads, kv_heads: 1, dims, scale, window, chunk, sinks, chosen, added, ahead };
+            let (reach, added, ahead) = ([0; 2], None, false);
+            let attend = Attend { heads, kv_heads: 1, dims, scale, reach, sinks, chosen, added, ahead };
             self.attend(&attend, [query, latents, latents], mixed);
         }
         match products {

@@ -14,10 +14,10 @@ pub(super) use self::compressed::{Kept, Sparse};
 use self::attend::Attend;
 use self::decode::DecodeAttention;
 use super::context::{Launch, Lowering, THREADS};
-use crate::gpu::arguments::{AppendConstants, PrepareConstants};
+use crate::gpu::arguments::PrepareConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::steps::Prepare;
-use crate::graph::{Attention, Chosen, RopeStyle, Value, WeightId};
+use crate::graph::{Attention, Chosen, Rope, RopeStyle, Value, WeightId};
 
 /// Heads that a group of `prepare` does: a warp each.
 const PREPARED: usize = THREADS as usize / 32;
@@ -36,8 +36,13 @@ pub(super) struct AttentionStep {
     /// What is added to scores, by distance.
     pub(super) added: Option<Value>,
     /// What is done to queries and keys before.
-    pub(super) prepare: Option<Prepare>,
+    pub(super) prepare: Prepare,
     pub(super) out: Value,
+}
+
+/// Positions of a window and of a chunk, 0 for none. What is not reached is as none.
+fn reach(shape: &Attention) -> [u32; 2] {
+    [shape.window, shape.chunk].map(|n| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0))
 }
 
 impl Lowering<'_> {
@@ -46,33 +51,18 @@ impl Lowering<'_> {
         let AttentionStep { q, k, v, cache, sinks, chosen, added, prepare, out } = *step;
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
-        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         // Kernels for special shapes take scores as they are.
         let plain = chosen.is_none() && added.is_none();
         // Rows that see keys after their own are evaluated once more, by the kernel that takes queries as f32.
         let ahead = shape.ahead && self.shape.ahead;
-        if let Some(prepare) = prepare.filter(|_| plain && !ahead) {
-            let caches = [keys, values];
-            let decode = DecodeAttention { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
-            if self.decode_attention(&decode) {
-                return;
-            }
+        let (inputs, caches) = ([q, k, v], [keys, values]);
+        let decode = DecodeAttention { shape: &shape, inputs, prepare, caches, sinks, out };
+        if plain && !ahead && self.decode_attention(&decode) {
+            return;
         }
         let wide = plain && !ahead && self.takes_wide_attention(&shape);
-        let query = match prepare {
-            Some(prepare) => {
-                let query = Slice::from(self.memory.scratch.attention.query);
-                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query], wide);
-                query
-            }
-            None => {
-                let (heads, kv_type) = (shape.kv_heads, self.kv_code());
-                let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, kv_type };
-                self.append(k, keys, whole(dim));
-                self.append(v, values, whole(value_dim));
-                if wide { self.half_queries(&shape, q) } else { self.value(q) }
-            }
-        };
+        let query = Slice::from(self.memory.scratch.attention.query);
+        self.prepare(&shape, &prepare, inputs, [keys, values, query], wide);
         let slices = [query, keys, values, self.value(out)];
         if wide {
             let dispatch = self.wide_attention(&shape, slices, sinks.map(|s| self.vector(s)));
@@ -81,10 +71,9 @@ impl Lowering<'_> {
         let attend = Attend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
-            dims: [dim, value_dim, dim, value_dim],
+            dims: [shape.head_dim, shape.value_dim, shape.head_dim, shape.value_dim],
             scale: shape.scale,
-            window: shape.window.unwrap_or(0),
-            chunk: shape.chunk.unwrap_or(0),
+            reach: reach(&shape),
             sinks,
             chosen,
             added,
@@ -101,6 +90,13 @@ impl Lowering<'_> {
         self.attend(&attend, [query, keys, values], self.value(out));
     }
 
+    /// Where the angles of a rotation are, how many pairs it turns, and whether they are interleaved; none without one.
+    fn angles(&self, rope: Option<usize>) -> (Slice, usize, bool) {
+        let Some(rope) = rope else { return (self.input(0), 0, false) };
+        let Rope { inv_freq, style, .. } = &self.graph.ropes[rope];
+        (self.input(self.layout.angles[rope]), inv_freq.len(), *style == RopeStyle::Interleaved)
+    }
+
     /// Norms and rotates queries, as f16 if `half`, and keys, and appends keys and values to their caches.
     fn prepare(
         &mut self,
@@ -110,8 +106,7 @@ impl Lowering<'_> {
         [keys, values, query]: [Slice; 3],
         half: bool,
     ) {
-        let rotation = &self.graph.ropes[how.rope];
-        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let (angles, pairs, interleaved) = self.angles(how.rope);
         let Attention { heads, kv_heads, head_dim, value_dim, .. } = *shape;
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
@@ -121,7 +116,7 @@ impl Lowering<'_> {
             self.value(v),
             weight(how.q_norm),
             weight(how.k_norm),
-            self.input(self.layout.angles[how.rope]),
+            angles,
             self.input(self.layout.places),
             self.pages(),
             keys,

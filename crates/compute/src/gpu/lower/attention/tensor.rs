@@ -1,13 +1,20 @@
 //! Lowering of attention of many rows to `kernels/cuda/flash_attention.cu`.
 
+use super::reach;
 use crate::gpu::arguments::TensorAttentionConstants;
 use crate::gpu::device::{Dispatch, Grid, Slice};
 use crate::gpu::lower::context::{Launch, Lowering};
 use crate::graph::Attention;
 
-/// Tokens of a tile, and its threads.
+/// Tokens of a tile and keys of a page, and a tile's threads.
 const QUERIES: usize = 64;
 const ATTENTION_THREADS: u32 = 128;
+/// Rows of a sequence from which on keys that are read once for all of them count more than keys that are divided among groups.
+const LEAST_ROWS: usize = 4;
+/// Channels of results that a group makes.
+const MOST_CHANNELS: usize = 256;
+/// Bytes of a group's memory that the kernels declare themselves.
+const OWN_MEMORY: usize = 256;
 
 impl Lowering<'_> {
     /// Attention of many rows over f16 pages; nothing if the kernels do not suit it.
@@ -22,30 +29,36 @@ impl Lowering<'_> {
             64 => "tensor_attention_64",
             128 => "tensor_attention_128",
             256 => "tensor_attention_256",
+            512 => "tensor_attention_512",
             _ => return None,
         };
-        if !self.f16_cache() || shape.chunk.is_some() || shape.value_dim != shape.head_dim {
+        // Keys of a page, values of a part of the channels; queries too, where registers do not hold them.
+        let part = shape.head_dim.min(MOST_CHANNELS);
+        let queries = if shape.head_dim > 128 { shape.head_dim } else { 0 };
+        let shared = (shape.head_dim + part + queries) * QUERIES * 2;
+        let fits = shared + OWN_MEMORY <= self.memory.info.group_memory;
+        // Nor do they suit rows that are each the newest of a sequence, which kernels for decoding take if heads are narrower.
+        let fits = fits && self.rows >= LEAST_ROWS * self.shape.sequences;
+        if !fits || !self.f16_cache() || shape.value_dim != shape.head_dim {
             return None;
         }
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
         let none = self.input(0);
         let buffers = [q, keys, values, sequences, places, self.pages(), sinks.unwrap_or(none), out];
-        let window = shape.window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
+        let [window, chunk] = reach(shape);
         let scale = shape.scale * std::f32::consts::LOG2_E;
         let constants = &TensorAttentionConstants {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             sequences: self.shape.sequences,
             window,
+            chunk,
             scale,
             has_sinks: sinks.is_some(),
         };
-        // Keys and values of a page; queries too, where registers do not hold them.
-        let tiles = if shape.head_dim > 128 { 3 } else { 2 };
-        let shared = (tiles * QUERIES * shape.head_dim * 2) as u32;
         let most = self.rows / QUERIES + self.shape.sequences;
         let launch = Launch { unit: "cuda/flash_attention", kernel, buffers: &buffers, constants };
-        let grid = Grid::Fixed([most as u32, shape.heads as u32, 1]);
-        Some(Dispatch { shared, ..launch.on(grid, ATTENTION_THREADS) })
+        let grid = Grid::Fixed([most as u32, shape.heads as u32, (shape.head_dim / part) as u32]);
+        Some(Dispatch { shared: shared as u32, ..launch.on(grid, ATTENTION_THREADS) })
     }
 }

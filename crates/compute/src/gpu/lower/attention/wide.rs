@@ -1,9 +1,10 @@
 //! Lowering of attention of many rows to `kernels/cuda/warpgroup_attention.cu`, for devices with warp groups.
 
-use crate::gpu::arguments::{HalfQueriesConstants, WideAttentionConstants};
+use super::reach;
+use crate::gpu::arguments::WideAttentionConstants;
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering};
-use crate::graph::{Attention, Value};
+use crate::graph::Attention;
 
 const UNIT: &str = "cuda/warpgroup_attention";
 /// Tokens of a tile.
@@ -11,8 +12,6 @@ const QUERIES: usize = 128;
 /// Tiles of keys or values in threadgroup memory.
 const STAGES: usize = 5;
 const THREADS: u32 = 384;
-/// Those of `half_queries`, which bring two values each.
-const HALF_THREADS: usize = 256;
 
 impl Lowering<'_> {
     /// Whether these kernels suit an attention of the batch.
@@ -21,20 +20,8 @@ impl Lowering<'_> {
             && self.memory.info.warp_groups
             && matches!(shape.head_dim, 64 | 128 | 256)
             && self.f16_cache()
-            && shape.chunk.is_none()
             && shape.value_dim == shape.head_dim
             && shape.scale > 0.0
-    }
-
-    /// Queues what writes queries as f16; where they are then.
-    pub(super) fn half_queries(&mut self, shape: &Attention, q: Value) -> Slice {
-        let query = Slice::from(self.memory.scratch.attention.query);
-        let count = self.rows * shape.heads * shape.head_dim;
-        let buffers = [self.value(q), query];
-        let constants = &HalfQueriesConstants { count };
-        let launch = Launch { unit: UNIT, kernel: "half_queries", buffers: &buffers, constants };
-        self.run.push(launch.over([count.div_ceil(2 * HALF_THREADS), 1, 1], HALF_THREADS as u32));
-        query
     }
 
     /// Attention of queries in f16 over f16 pages.
@@ -52,11 +39,13 @@ impl Lowering<'_> {
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
         let none = self.input(0);
         let buffers = [q, keys, values, sequences, places, self.pages(), sinks.unwrap_or(none), out];
+        let [window, chunk] = reach(shape);
         let constants = &WideAttentionConstants {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             sequences: self.shape.sequences,
-            window: shape.window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0),
+            window,
+            chunk,
             scale: shape.scale * std::f32::consts::LOG2_E,
             has_sinks: sinks.is_some(),
         };
