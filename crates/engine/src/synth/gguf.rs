@@ -55,7 +55,8 @@ fn metadata(recipe: &Recipe, path: &Path) -> Metadata {
     let text = |text: &str| Value::String(text.to_owned());
     let number = |n: usize| Value::U32(n as u32);
     set("general.type", text("model"));
-    set("general.name", Value::String(format!("{} of random weights", s.name)));
+    // With spaces, as the converter writes names: llama.cpp expects certain tokens of what is called `phi-3`.
+    set("general.name", Value::String(format!("{} of random weights", s.name.replace('-', " "))));
     set("general.file_type", Value::U32(recipe.encoding.file_type()));
     set("general.quantization_version", Value::U32(2));
 
