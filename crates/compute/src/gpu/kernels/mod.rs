@@ -23,6 +23,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("scores.h", include_str!("scores.h")),
     ("seen.h", include_str!("seen.h")),
     ("sequences.h", include_str!("sequences.h")),
+    ("ssm.h", include_str!("ssm.h")),
     ("state_columns.h", include_str!("state_columns.h")),
     ("tiles.h", include_str!("tiles.h")),
     ("weights.h", include_str!("weights.h")),

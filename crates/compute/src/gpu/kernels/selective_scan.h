@@ -1,5 +1,5 @@
 // Mamba-1's state space model.
-#include "sequences.h"
+#include "ssm.h"
 
 // Warps of a group, and tokens between its barriers: what is done once a token is done by a warp each.
 CONSTANT uint SSM_WARPS = 8;
@@ -11,19 +11,6 @@ struct SelectiveConstants {
     float least, most;
 };
 
-struct SelectiveBuffers {
-    GPTR(const float) x;
-    GPTR(const float) written;
-    GPTR(const float) read;
-    GPTR(const float) dt;
-    GPTR(const float) a;
-    GPTR(const float) d;
-    GPTR(const float) dt_bias;
-    GPTR(const Sequence) sequences;
-    GPTR(float) state;
-    GPTR(float) out;
-};
-
 struct SelectiveMemory {
     // (tokens, 32 channels): time steps and inputs; (tokens, warps, 32): sums of a warp's numbers.
     SPTR(float) steps;
@@ -33,7 +20,7 @@ struct SelectiveMemory {
 
 // A thread holds HELD numbers of a channel's state.
 template <uint HELD>
-DEVICE void selective_scan(CTX, const SelectiveConstants c, const SelectiveBuffers b, const SelectiveMemory m) {
+DEVICE void selective_scan(CTX, const SelectiveConstants c, const SsmBuffers b, const SelectiveMemory m) {
     const uint warp = ctx.warp(), lane = ctx.lane(), channel = ctx.group_x() * 32 + lane;
     const Sequence s = b.sequences[ctx.group_z()];
     const uint each = (c.state_size + SSM_WARPS - 1) / SSM_WARPS, begin = warp * each;
@@ -93,7 +80,7 @@ DEVICE void selective_scan(CTX, const SelectiveConstants c, const SelectiveBuffe
         SHARED(float, steps, SSM_WARPS * 32);                                                                        \
         SHARED(float, inputs, SSM_WARPS * 32);                                                                       \
         SHARED(float, parts, SSM_WARPS * SSM_WARPS * 32);                                                            \
-        const SelectiveBuffers b = {x, written, read, dt, a, d, dt_bias, sequences, state, out};                     \
+        const SsmBuffers b = {x, written, read, dt, a, d, dt_bias, sequences, state, out};                           \
         const SelectiveMemory m = {steps, inputs, parts};                                                            \
         selective_scan<HELD>(ctx, c, b, m);                                                                          \
     }

@@ -1,4 +1,5 @@
 // Mamba-2's state space model, token by token.
+#include "ssm.h"
 #include "state_columns.h"
 
 struct SsmConstants {
@@ -6,19 +7,6 @@ struct SsmConstants {
     uint heads, head_dim, groups, state_size;
     // Smallest and largest time step.
     float least, most;
-};
-
-struct SsmBuffers {
-    GPTR(const float) x;
-    GPTR(const float) written;
-    GPTR(const float) read;
-    GPTR(const float) dt;
-    GPTR(const float) a;
-    GPTR(const float) d;
-    GPTR(const float) dt_bias;
-    GPTR(const Sequence) sequences;
-    GPTR(float) state;
-    GPTR(float) out;
 };
 
 // Of some tokens: what they write and read, inputs of the group's channels, what is kept of a state, and the time step.

@@ -9,7 +9,7 @@ use crate::graph::Attention;
 /// Tokens of a tile and keys of a page, and a tile's threads.
 const QUERIES: usize = 64;
 const ATTENTION_THREADS: u32 = 128;
-/// Rows of a sequence from which on keys that are read once for all of them count more than keys that are divided among groups.
+/// Rows of a sequence, on average, from which on heads of more channels are better read once for all rows than divided among groups.
 const LEAST_ROWS: usize = 4;
 /// Channels of results that a group makes.
 const MOST_CHANNELS: usize = 256;
@@ -37,9 +37,9 @@ impl Lowering<'_> {
         let queries = if shape.head_dim > 128 { shape.head_dim } else { 0 };
         let shared = (shape.head_dim + part + queries) * QUERIES * 2;
         let fits = shared + OWN_MEMORY <= self.memory.info.group_memory;
-        // Nor do they suit rows that are each the newest of a sequence, which kernels for decoding take if heads are narrower.
-        let fits = fits && self.rows >= LEAST_ROWS * self.shape.sequences;
-        if !fits || !self.f16_cache() || shape.value_dim != shape.head_dim {
+        // Single rows of narrower heads have kernels for decoding.
+        let suits = part == shape.head_dim || self.rows >= LEAST_ROWS * self.shape.sequences;
+        if !fits || !suits || !self.f16_cache() || shape.value_dim != shape.head_dim {
             return None;
         }
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
