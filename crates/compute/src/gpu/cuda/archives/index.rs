@@ -18,7 +18,7 @@
     unit!("moe", "6b9e4561ca1521cf", ["moe_activate", "moe_bucket", "moe_combine", "moe_identity", "moe_matmul_any", "moe_matvec_any"]),
     unit!("ngrams", "c30c941230a18bef", ["ngram_embed", "ngram_state"]),
     unit!("recurrent", "c2a01dcb8d0ab2cb", ["carry", "causal_conv1d", "window_mean", "window_pool"]),
-    unit!("rms_norm", "e29380b8887fa4ee", ["layer_norm", "rms_norm"]),
+    unit!("rms_norm", "f6a78685bfd9cbdd", ["layer_norm", "rms_norm"]),
     unit!("route", "9e58186b304207d1", ["route", "route_by_token", "scale_chosen"]),
     unit!("rows", "48ce26ddf1d63704", ["gather_rows", "head_scale", "join", "position_scale", "put_rows", "repeat", "rope", "slice"]),
     unit!("selective_scan", "43ba1293b3c5291d", ["selective_scan_2", "selective_scan_32"]),
