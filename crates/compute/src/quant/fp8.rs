@@ -9,7 +9,7 @@ use crate::dtype::{BlockScale, FP8_BLOCK};
 use crate::quant::{half_le, mxfp4};
 
 /// The value of every code.
-pub(super) const VALUES: [f32; 256] = {
+pub(crate) const VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;
     while code < 256 {
@@ -57,6 +57,8 @@ pub(crate) fn scale_of(kind: BlockScale, bytes: &[u8]) -> f32 {
     match (kind, bytes) {
         (BlockScale::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (BlockScale::BF16, &[a, b]) => half_le(Half::BF16, [a, b]),
+        (BlockScale::E8M0, &[byte @ 1..=254]) => f32::from_bits(u32::from(byte) << 23),
+        // Below the normal numbers, and none.
         (BlockScale::E8M0, &[byte]) => 2.0 * mxfp4::half_scale(byte),
         _ => unreachable!("a scale has the bytes that its encoding says"),
     }

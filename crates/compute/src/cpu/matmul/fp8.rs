@@ -1,6 +1,6 @@
 //! FP8 weights as plain floats: codes become f32 in registers, each times its scale, as the dequantiser defines.
 
-use super::{mxfp4::e4m3, plain::Plain};
+use super::plain::Plain;
 use crate::cpu::simd::{Isa, MAX_LANES};
 use crate::{BlockScale, TensorView, quant::fp8::scale_of};
 
@@ -25,7 +25,7 @@ impl<const COLS: usize> Plain for Fp8<'_, COLS> {
     #[inline(always)]
     unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F {
         // SAFETY: by the caller.
-        e4m3(isa, unsafe { isa.load_i8(p.cast()) })
+        unsafe { isa.load_e4m3(p) }
     }
 
     #[inline(always)]

@@ -99,11 +99,12 @@ impl Format for Mxfp4Planes {
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // SAFETY: the 4 · LANES bytes of this group, by the caller.
-        let nibbles = unsafe {
+        let (first, second) = unsafe {
             let p = p.add(4 * I::LANES * group);
-            [isa.load_nibbles(p), isa.load_nibbles(p.add(2 * I::LANES))]
+            (isa.load_nibbles(p), isa.load_nibbles(p.add(2 * I::LANES)))
         };
-        nibbles.map(|nibbles| code(isa, nibbles))
+        // Not by a closure: `map` of an array would call it, and what it calls, one by one.
+        [code(isa, first), code(isa, second)]
     }
 }
 
@@ -132,7 +133,8 @@ impl Format for Nvfp4 {
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         let byte = isa.splat_u(0xff);
         let words = rows.plane(1).words_of(isa, col / 16, n / 16);
-        for (i, word) in (0..n / 16).map(|i| (i, words[i / 4])) {
+        for i in 0..n / 16 {
+            let word = words[i / 4];
             let code = match i % 4 {
                 0 => isa.and(word, byte),
                 1 => isa.and(isa.shr::<8>(word), byte),
@@ -159,7 +161,7 @@ impl Format for Nvfp4 {
 /// The values of codes of 8-bit floats: their bits as those of an f32 that is 2^120 times too small, subnormal ones included;
 /// of the last code, all bits: NaN.
 #[inline(always)]
-pub(super) fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
+fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
     let magnitude = isa.and(code, isa.splat_u(0x7f));
     let small = isa.of_bits(isa.shl::<20>(magnitude));
     let value = isa.bits(isa.mul(small, isa.splat(f32::from_bits(247 << 23))));

@@ -4,11 +4,16 @@
 //! are added in that order and whose lanes are added up in the end.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
+use std::ops::Range;
+
 use super::{Job, OutRows};
 use crate::cpu::simd::{Isa, Kernel, prefetch};
 
 /// Tokens that all rows of a job are multiplied with before the next: their activations stay in cache.
 const TOKEN_BLOCK: usize = 16;
+/// Tokens from which on scaled weights are made floats first, once for all of the block, so many rows at once.
+const LEAST_UNPACKED: usize = 4;
+const UNPACKED_ROWS: usize = 4;
 
 /// A float encoding.
 pub(super) trait Plain: Copy {
@@ -109,53 +114,133 @@ impl<P: Plain> Kernel for Multiply<'_, P> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
+        let (w, rows) = (self.job.w, self.job.rows.clone());
         let n_tokens = self.job.tokens.len();
+        let stored = Weights { plain: self.plain, bytes: w.plane(0), stride: w.stride(0), first: 0 };
+        let mut values = vec![];
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
-            self.tokens(isa, first, (first + TOKEN_BLOCK).min(n_tokens));
+            let end = (first + TOKEN_BLOCK).min(n_tokens);
+            if P::SCALED.is_none() || end - first < LEAST_UNPACKED {
+                self.tokens(isa, &stored, rows.clone(), first, end);
+                continue;
+            }
+            values.resize(UNPACKED_ROWS * w.cols(), 0.0);
+            for row in rows.clone().step_by(UNPACKED_ROWS) {
+                let part = row..(row + UNPACKED_ROWS).min(rows.end);
+                let unpacked = stored.unpack(isa, part.clone(), w.cols(), &mut values);
+                self.tokens(isa, &unpacked, part, first, end);
+            }
         }
     }
 }
 
-impl<P: Plain> Multiply<'_, P> {
-    /// All rows of the tokens from `first` to before `end`.
+/// Rows of weights.
+struct Weights<'a, P> {
+    plain: P,
+    bytes: &'a [u8],
+    /// Bytes from a row to the next.
+    stride: usize,
+    /// The row that `bytes` begin with.
+    first: usize,
+}
+
+impl<P: Plain> Weights<'_, P> {
+    /// Rows `rows` of `cols` values, each times its scale, in `values`.
     #[inline(always)]
-    fn tokens<I: Isa>(&self, isa: I, first: usize, end: usize) {
-        let rows = self.job.rows.clone();
+    fn unpack<'v, I: Isa>(
+        &self,
+        isa: I,
+        rows: Range<usize>,
+        cols: usize,
+        values: &'v mut [f32],
+    ) -> Weights<'v, F32> {
+        let whole = cols / I::LANES * I::LANES;
+        for (row, out) in rows.clone().zip(values.chunks_exact_mut(cols)) {
+            let codes = &self.bytes[(row - self.first) * self.stride..][..cols * P::BYTES];
+            let mut scale = isa.splat(1.0);
+            for col in (0..cols).step_by(I::LANES) {
+                if P::SCALED.is_some_and(|shared| col % shared == 0) {
+                    scale = isa.splat(self.plain.scale(row, col));
+                }
+                // SAFETY: codes and results have `cols` elements, of which all before `whole` are in whole vectors.
+                unsafe {
+                    let (p, to) = (codes.as_ptr().add(col * P::BYTES), out.as_mut_ptr().add(col));
+                    if col < whole {
+                        isa.store(to, isa.mul(self.plain.load(isa, p), scale));
+                    } else {
+                        isa.store_first(
+                            to,
+                            isa.mul(self.plain.load_first(isa, p, cols - col), scale),
+                            cols - col,
+                        );
+                    }
+                }
+            }
+        }
+        let bytes = values_as_bytes(values);
+        Weights { plain: F32, bytes, stride: cols * F32::BYTES, first: rows.start }
+    }
+}
+
+/// The bytes of `values`.
+fn values_as_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: any bytes are bytes, and there are as many.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+impl<P: Plain> Multiply<'_, P> {
+    /// Rows `rows` of the tokens from `first` to before `end`.
+    #[inline(always)]
+    fn tokens<I: Isa, Q: Plain>(
+        &self,
+        isa: I,
+        weights: &Weights<'_, Q>,
+        rows: Range<usize>,
+        first: usize,
+        end: usize,
+    ) {
         let mut row = rows.start;
         while end - first == 1 && row + 8 <= rows.end {
-            self.tile::<I, 8, 1>(isa, row, first);
+            self.tile::<I, Q, 8, 1>(isa, weights, row, first);
             row += 8;
         }
         while row + 4 <= rows.end {
             let mut token = first;
             while I::TOKENS >= 8 && token + 4 <= end {
-                self.tile::<I, 4, 4>(isa, row, token);
+                self.tile::<I, Q, 4, 4>(isa, weights, row, token);
                 token += 4;
             }
             while I::TOKENS >= 4 && token + 2 <= end {
-                self.tile::<I, 4, 2>(isa, row, token);
+                self.tile::<I, Q, 4, 2>(isa, weights, row, token);
                 token += 2;
             }
             while token < end {
-                self.tile::<I, 4, 1>(isa, row, token);
+                self.tile::<I, Q, 4, 1>(isa, weights, row, token);
                 token += 1;
             }
             row += 4;
         }
         for row in row..rows.end {
             for token in first..end {
-                self.tile::<I, 1, 1>(isa, row, token);
+                self.tile::<I, Q, 1, 1>(isa, weights, row, token);
             }
         }
     }
 
     /// Computes `R` rows from `row` on of `N` tokens from `token` on.
     #[inline(always)]
-    fn tile<I: Isa, const R: usize, const N: usize>(&self, isa: I, row: usize, token: usize) {
+    fn tile<I: Isa, Q: Plain, const R: usize, const N: usize>(
+        &self,
+        isa: I,
+        weights: &Weights<'_, Q>,
+        row: usize,
+        token: usize,
+    ) {
         let Job { w, tokens, out, .. } = self.job;
+        let &Weights { plain, stride, first, bytes } = weights;
         let cols = w.cols();
-        let (row_bytes, stride) = (cols * P::BYTES, w.stride(0));
-        let weights = &w.plane(0)[row * stride..];
+        let row_bytes = cols * Q::BYTES;
+        let weights = &bytes[(row - first) * stride..];
         assert!(weights.len() >= (R - 1) * stride + row_bytes, "rows within the matrix");
         let mut x = [std::ptr::null(); N];
         for (i, x) in x.iter_mut().enumerate() {
@@ -166,16 +251,16 @@ impl<P: Plain> Multiply<'_, P> {
         let whole = cols / I::LANES * I::LANES;
         let mut scales = [isa.splat(1.0); R];
         for col in (0..whole).step_by(I::LANES) {
-            if let Some(shared) = P::SCALED
+            if let Some(shared) = Q::SCALED
                 && col % shared == 0
             {
                 for r in 0..R {
-                    scales[r] = isa.splat(self.plain.scale(row + r, col));
+                    scales[r] = isa.splat(plain.scale(row + r, col));
                 }
             }
             // The next rows follow in memory: they are asked for in order of addresses.
-            let next = R * (stride + col * P::BYTES);
-            for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
+            let next = R * (stride + col * Q::BYTES);
+            for at in (next..next + R * I::LANES * Q::BYTES).step_by(64) {
                 prefetch(weights.as_ptr().wrapping_add(at));
             }
             let mut inputs = [isa.splat(0.0); N];
@@ -185,9 +270,8 @@ impl<P: Plain> Multiply<'_, P> {
             }
             for r in 0..R {
                 // SAFETY: within row r of the R rows that `weights` holds.
-                let mut w =
-                    unsafe { self.plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
-                if P::SCALED.is_some() {
+                let mut w = unsafe { plain.load(isa, weights.as_ptr().add(r * stride + col * Q::BYTES)) };
+                if Q::SCALED.is_some() {
                     w = isa.mul(w, scales[r]);
                 }
                 for t in 0..N {
@@ -203,11 +287,11 @@ impl<P: Plain> Multiply<'_, P> {
                 for r in 0..R {
                     // SAFETY: as above.
                     let mut w = unsafe {
-                        let p = weights.as_ptr().add(r * stride + whole * P::BYTES);
-                        self.plain.load_first(isa, p, rest)
+                        let p = weights.as_ptr().add(r * stride + whole * Q::BYTES);
+                        plain.load_first(isa, p, rest)
                     };
-                    if P::SCALED.is_some() {
-                        w = isa.mul(w, isa.splat(self.plain.scale(row + r, whole)));
+                    if Q::SCALED.is_some() {
+                        w = isa.mul(w, isa.splat(plain.scale(row + r, whole)));
                     }
                     sums[r][t] = isa.mul_add(w, x, sums[r][t]);
                 }

@@ -333,6 +333,20 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::F {
+        proven!({
+            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(p.cast()));
+            let largest = _mm_set1_epi16(0x7F);
+            let magnitude = _mm_and_si128(codes, largest);
+            let sign = _mm_and_si128(_mm_slli_epi16::<8>(codes), _mm_set1_epi16(i16::MIN));
+            // The last code is no number: all bits of the exponent.
+            let last = _mm_and_si128(_mm_cmpeq_epi16(magnitude, largest), _mm_set1_epi16(0x4000));
+            let halves = _mm_or_si128(_mm_or_si128(_mm_slli_epi16::<7>(magnitude), last), sign);
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::F) {
         proven!(_mm256_storeu_ps(p, v))
     }

@@ -353,6 +353,20 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::F {
+        proven!({
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let largest = _mm256_set1_epi16(0x7F);
+            let magnitude = _mm256_and_si256(codes, largest);
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
+            // The last code is no number: all bits of the exponent.
+            let last = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, largest), _mm256_set1_epi16(0x4000));
+            let halves = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), last), sign);
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::F) {
         proven!(_mm512_storeu_ps(p, v))
     }

@@ -326,6 +326,21 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::F {
+        proven!({
+            let codes = vmovl_u8(vld1_u8(p));
+            let largest = vdupq_n_u16(0x7F);
+            let magnitude = vandq_u16(codes, largest);
+            let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
+            // The last code is no number: all bits of the exponent.
+            let last = vandq_u16(vceqq_u16(magnitude, largest), vdupq_n_u16(0x4000));
+            let halves = vorrq_u16(vorrq_u16(vshlq_n_u16::<7>(magnitude), last), sign);
+            [vget_low_u16(halves), vget_high_u16(halves)]
+                .map(|v| vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(v)), 256.0))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::F) {
         proven!({
             vst1q_f32(p, v[0]);

@@ -2,6 +2,7 @@
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of lanes")]
 
 use super::{Isa, Kernel};
+use crate::quant::fp8::VALUES;
 
 const LANES: usize = 8;
 
@@ -325,6 +326,13 @@ impl Isa for Portable {
         // SAFETY: by the caller.
         let halves = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         map(halves, |h| f16_to_f32(h.into()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::F {
+        // SAFETY: by the caller.
+        let codes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        map(codes, |code| VALUES[usize::from(code)])
     }
 
     #[inline(always)]
