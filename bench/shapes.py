@@ -3,7 +3,8 @@
     python3 bench/shapes.py MOEFLUX --shape NAME=LAYERS[:ENCODING]... [--llama-bench BINARY] [--work FOLDER] [--seconds S]
         [--prompts LENGTHS] [--depths DEPTHS] [--sequences COUNTS]
 
-Each shape's file is made under FOLDER, measured by both programs, one after the other, and deleted. What was measured is kept in
+Each shape's file is made under FOLDER, measured by both programs, one after the other, and deleted; encodings that llama.cpp's
+format does not have are made in memory (`synth:NAME:ENCODING`) and measured by moeflux alone. What was measured is kept in
 FOLDER/shapes.json: a call that ends because of its time is gone on with by the same call again. Prints a table in Markdown, of
 tokens/s; several sequences, which llama-bench does not have, are those of moeflux alone.
 """
@@ -13,6 +14,10 @@ import json
 import subprocess
 import time
 from pathlib import Path
+
+# Encodings of MLX's and Hugging Face's folders.
+OF_FOLDERS = ["4bit", "8bit", "bf16", "fp8", "fp8_channel", "mxfp8", "nvfp4", "int4", "gptq", "awq"]
+
 
 def run(command, seconds):
     """What a command prints, or None and the end of its errors."""
@@ -33,13 +38,13 @@ def sizes(options):
     return prompts, ["-p", "0", "-n", str(options.generated), "-d", options.depths, "-r", "2"]
 
 
-def moeflux_speeds(binary, file, options):
-    """Tokens/s of each test."""
+def moeflux_speeds(binary, model, options):
+    """Tokens/s of each test of `model`: a file, or a shape and its layers."""
     of = {}
     prompts, generated = sizes(options)
     for arguments in [prompts, [*generated, "-b", options.sequences]]:
         text, error = run(
-            [binary, "bench", file, *arguments, "--chunk", "2048", "--backend", "cuda", "--json"], options.limit
+            [binary, "bench", *model, *arguments, "--chunk", "2048", "--backend", "cuda", "--json"], options.limit
         )
         if text is None:
             return of, error
@@ -67,13 +72,18 @@ def measure(shape, options):
     """Both programs' speeds with the shape `NAME=LAYERS[:ENCODING]`."""
     name, _, rest = shape.partition("=")
     layers, _, encoding = rest.partition(":")
+    if encoding in OF_FOLDERS:
+        of = {"layers": int(layers), "encoding": encoding}
+        model = [f"synth:{name}:{encoding}", "--layers", layers]
+        of["moeflux"], of["moeflux_error"] = moeflux_speeds(options.moeflux, model, options)
+        return of
     file = options.work / "shape.gguf"
     quant = ["--quant", encoding] if encoding else []
     made, error = run([options.moeflux, "synth", name, file, "--layers", layers, "--force", *quant], 120)
     if made is None:
         return {"error": error}
     of = {"layers": int(layers), "encoding": encoding or "q4_k_m"}
-    of["moeflux"], of["moeflux_error"] = moeflux_speeds(options.moeflux, file, options)
+    of["moeflux"], of["moeflux_error"] = moeflux_speeds(options.moeflux, [file], options)
     if options.llama_bench:
         of["llama.cpp"], of["llama.cpp_error"] = llama_speeds(options.llama_bench, file, options)
     file.unlink()

@@ -23,13 +23,13 @@ fn shapes() -> String {
 pub struct SynthArgs {
     #[arg(value_parser = Shape::by_name, help = shapes())]
     shape: Shape,
-    /// GGUF file, or folder for MLX, to write
+    /// GGUF file, or folder for other formats, to write
     out: PathBuf,
     /// File format
     #[arg(long, value_enum, default_value = "gguf")]
     format: FileFormat,
     /// Encoding: q4_k_m, q8_0, f16, mxfp4 for GGUF, or of experts alone iq4_xs, q3_k, iq3_s, iq3_xxs, q2_k, iq2_s, iq2_xxs,
-    /// iq1_s; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
+    /// iq1_s; 4bit, 8bit for MLX; bf16, fp8, fp8_channel, mxfp8, nvfp4, int4, gptq, awq for Hugging Face [default: the first]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Number of layers [default: the shape's]
@@ -52,6 +52,8 @@ enum FileFormat {
     Gguf,
     /// A folder of quantised safetensors, as for MLX
     Mlx,
+    /// A folder of safetensors, as on Hugging Face's hub
+    Hf,
 }
 
 /// Bytes that header, vocabulary and configuration take at most.
@@ -61,6 +63,7 @@ pub fn run(args: &SynthArgs) -> Result<()> {
     let format = match args.format {
         FileFormat::Gguf => Format::Gguf,
         FileFormat::Mlx => Format::Mlx,
+        FileFormat::Hf => Format::HuggingFace,
     };
     let plan = Plan::new(Recipe {
         shape: args.shape,

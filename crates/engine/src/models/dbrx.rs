@@ -184,7 +184,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         r.graph.scope(format!("layers.{layer}.mlp"));
         let h = r.layer_norm(x, &format!("{base}.norm_attn_norm.norm_2"), heads.d.eps)?;
         let shape = [moe.route.experts, width, h.width()];
-        let in_rows = r.format() == Format::HuggingFace && !r.is_outline();
+        let in_rows = r.has_parameter(&format!("{base}.{}", ROWS[0]));
         let declare = |r: &mut Recorder| {
             if in_rows {
                 r.experts_in_rows(layer, shape, ROWS)

@@ -235,12 +235,17 @@ struct Residuals {
     before: Vec<Value>,
     /// What the layers of the current block add up to so far; nothing at its start.
     sum: Option<Value>,
+    width: usize,
     eps: f32,
 }
 
 impl Residuals {
     /// What `module` makes of all sums: their mean, weighted by the softmax over a linear function of each once normed.
     fn mixed(&self, r: &mut Recorder, module: &str) -> Result<Option<Value>> {
+        if self.before.is_empty() && self.block.is_some() && r.format() == Format::Gguf {
+            // Files have them for the first block too, which has nothing to mix.
+            r.outline_values(&format!("{module}.weight"), &vec![0.0; self.width])?;
+        }
         let Some(sum) = self.sum else { return Ok(None) };
         if self.block.is_none() || self.before.is_empty() {
             return Ok(Some(sum));
@@ -320,7 +325,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         Format::Gguf => config.count(key)?.filter(|block| *block > 0),
         _ => config.optional_size(key)?,
     };
-    let mut x = Residuals { block, before: vec![], sum: Some(x), eps };
+    let mut x = Residuals { block, before: vec![], sum: Some(x), width: x.width(), eps };
     let nothing = || config.unsupported(key, "a number of layers");
     for (layer, is_linear) in is_linear.into_iter().enumerate() {
         let base = format!("model.layers.{layer}");

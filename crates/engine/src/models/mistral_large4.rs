@@ -108,7 +108,9 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, channels: usize) -> Result<us
         learned = learned.or(r.values(name)?.map(|values| (*name, values)));
     }
     let missing = || Error::MissingTensor { path: r.path().into(), tensor: FREQUENCIES[0].into() };
-    if !r.is_outline() {
+    if r.is_outline() {
+        r.outline_values(FREQUENCIES[0], &vec![0.0; rope.inv_freq.len()])?;
+    } else {
         let (name, learned) = learned.ok_or_else(missing)?;
         let factors: Vec<f32> = learned.iter().map(|alpha| alpha.exp()).collect();
         if factors.len() != rope.inv_freq.len() || factors.iter().any(|factor| !factor.is_finite()) {

@@ -232,9 +232,10 @@ impl Recorder {
         // A packed copy has stacks of experts in elements.
         let has = |name: &String| {
             let element = element_name(self.checkpoint.format(), name, 0);
-            [format!("{name}.weight"), name.clone(), element]
-                .iter()
-                .any(|name| self.checkpoint.contains(name))
+            let outlined =
+                self.outline.as_ref().is_some_and(|outline| outline.has(&format!("{name}.weight")));
+            let names = [format!("{name}.weight"), name.clone(), element];
+            outlined || names.iter().any(|name| self.checkpoint.contains(name))
         };
         if self.checkpoint.format() == Format::Gguf {
             let (prefix, name) = match layer {
@@ -521,7 +522,7 @@ impl Recorder {
             None => self.checkpoint.weight(&tensor)?.filter(|stored| stored.rows() * stored.cols() > len),
         };
         let Some(mut stored) = longer.filter(|stored| stored.planes.len() == 1) else {
-            return self.constants(name, &[len], form);
+            return self.constants(name, &[len, 1], form);
         };
         stored.shape = vec![stored.rows() * stored.cols(), 1];
         self.add(stored, WeightPart::Rows(std::iter::once(0..len).collect()), form)

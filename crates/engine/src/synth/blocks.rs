@@ -5,6 +5,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use moeflux_compute::DType;
 
+use super::hub_blocks;
 use super::low_bit::low_bit;
 use crate::sampler::random::Random;
 
@@ -48,6 +49,14 @@ impl Filler {
             (dtype, _) if low_bit(dtype).is_some() => {
                 low_bit(dtype).expect("one of few bits").fill(self.std, random, out);
             }
+            (
+                DType::Fp8 { .. }
+                | DType::Fp8_Rows { .. }
+                | DType::MXFP8_Planes
+                | DType::NVFP4 { .. }
+                | DType::Int { .. },
+                _,
+            ) => hub_blocks::fill(self.dtype, plane, self.std, random, out),
             (DType::Affine { bits, .. }, 0) => self.affine_quants(bits, random, out),
             (DType::Affine { bits, .. }, _) => self.affine_scales(bits, plane == 2, random, out),
             (dtype, _) => {
@@ -92,17 +101,12 @@ impl Filler {
         }
     }
 
-    /// w = 2^e · q with q uniform over the 16 codes, and e one of two neighbours, as often as the standard deviation
-    /// asks for. Not for constant columns, which only embeddings have.
+    /// w = 2^e · q with q uniform over the 16 codes. Not for constant columns, which only embeddings have.
     fn mxfp4(&self, random: &mut Random, out: &mut [u8]) {
-        // Mean square of ±{0, ½, 1, 1½, 2, 3, 4, 6}.
-        let ratio = self.std / 8.5625f32.sqrt();
-        let low = ratio.log2().floor();
-        let share_of_low = (4.0 - (ratio / low.exp2()).powi(2)) / 3.0;
+        let power = PowerOfTwo::new(self.std / E2M1_STD);
         fill_bytes(random, out);
         for block in out.as_chunks_mut::<17>().0 {
-            let exponent = if random.next_unit() as f32 <= share_of_low { low } else { low + 1.0 };
-            block[0] = (exponent + 127.0).clamp(1.0, 254.0) as u8;
+            block[0] = power.draw(random);
         }
     }
 
@@ -210,6 +214,31 @@ impl Filler {
 
 const FLOAT_BATCH: usize = 256;
 
+/// Standard deviation of ±{0, ½, 1, 1½, 2, 3, 4, 6}, all equally likely: √8.5625.
+pub(super) const E2M1_STD: f32 = 2.926_175;
+
+/// Two neighbouring powers of two, of which each comes as often as the mean square of both asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PowerOfTwo {
+    /// The lower exponent.
+    low: f32,
+    share_of_low: f32,
+}
+
+impl PowerOfTwo {
+    /// With `rms` as the root of the mean square.
+    pub(super) fn new(rms: f32) -> Self {
+        let low = rms.log2().floor();
+        Self { low, share_of_low: (4.0 - (rms / low.exp2()).powi(2)) / 3.0 }
+    }
+
+    /// One of them as an e8m0 byte.
+    pub(super) fn draw(self, random: &mut Random) -> u8 {
+        let exponent = if random.next_unit() as f32 <= self.share_of_low { self.low } else { self.low + 1.0 };
+        (exponent + 127.0).clamp(1.0, 254.0) as u8
+    }
+}
+
 /// Standard deviation of the integers of a range of `levels`, all equally likely.
 fn uniform_std(levels: u32) -> f32 {
     ((levels as f32 * levels as f32 - 1.0) / 12.0).sqrt()
@@ -259,10 +288,19 @@ pub(super) fn normal(random: &mut Random) -> f32 {
 #[cfg(test)]
 mod tests {
     use moeflux_compute::quant::dequantize;
-    use moeflux_compute::{Half, TensorView};
+    use moeflux_compute::{BlockScale, Half, MatrixScale, TensorView, Zeros};
 
     use super::super::low_bit::LOW_BIT;
     use super::*;
+
+    const HUB: [DType; 6] = [
+        DType::Fp8 { scale: BlockScale::F32 },
+        DType::Fp8_Rows { scale: BlockScale::BF16 },
+        DType::MXFP8_Planes,
+        DType::NVFP4 { matrix: MatrixScale::Factor },
+        DType::Int { bits: 4, group: 32, scale: Half::BF16, zeros: Zeros::Middle },
+        DType::Int { bits: 4, group: 128, scale: Half::F16, zeros: Zeros::Stored },
+    ];
 
     const AFFINE: [DType; 2] = [
         DType::Affine { bits: 4, group: 64, scale: Half::BF16 },
@@ -282,6 +320,7 @@ mod tests {
     fn values(filler: Filler, rows: usize) -> Vec<f32> {
         let planes: Vec<Vec<u8>> = (0..filler.dtype.planes())
             .map(|plane| {
+                let rows = rows.div_ceil(filler.dtype.block_rows(plane));
                 let mut out = vec![0; filler.dtype.row_bytes(plane, filler.cols).unwrap() * rows];
                 filler.fill(plane, &mut Random::new(1), &mut out);
                 out
@@ -294,7 +333,7 @@ mod tests {
     #[test]
     fn values_have_the_standard_deviation_asked_for() {
         let low = LOW_BIT.iter().map(|low| low.dtype);
-        for dtype in ENCODINGS.into_iter().chain(AFFINE).chain([DType::MXFP4]).chain(low) {
+        for dtype in ENCODINGS.into_iter().chain(AFFINE).chain([DType::MXFP4]).chain(HUB).chain(low) {
             for std in [1.0, 0.02, 0.003] {
                 let values = values(Filler { dtype, cols: 1024, std, constant: false }, 256);
                 let n = values.len() as f64;

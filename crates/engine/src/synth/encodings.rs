@@ -2,6 +2,7 @@
 
 use moeflux_compute::{DType, Half};
 
+use super::hub;
 use super::low_bit::{LowBit, low_bit};
 use super::shapes::Parsed;
 use crate::checkpoint::Format;
@@ -39,6 +40,22 @@ pub enum Encoding {
     Mlx4Bit,
     /// MLX, 8 bits in groups of 64.
     Mlx8Bit,
+    /// Hugging Face, not quantised.
+    Bf16,
+    /// Hugging Face, e4m3 with a scale for 128 × 128 values, as DeepSeek publishes.
+    Fp8,
+    /// Hugging Face, e4m3 with a scale for a row, as compressed-tensors stores it.
+    Fp8Channel,
+    /// Hugging Face, e4m3 with a power of two for 32 values.
+    Mxfp8,
+    /// Hugging Face, NVFP4 as ModelOpt stores it.
+    Nvfp4,
+    /// Hugging Face, integers of 4 bits in groups of 32, as compressed-tensors stores them.
+    Int4,
+    /// Hugging Face, 4 bits in groups of 128 as GPTQ's programs store them.
+    Gptq,
+    /// Hugging Face, 4 bits in groups of 128 as AWQ's programs store them.
+    Awq,
 }
 
 impl Encoding {
@@ -58,6 +75,14 @@ impl Encoding {
         Self::Iq1S,
         Self::Mlx4Bit,
         Self::Mlx8Bit,
+        Self::Bf16,
+        Self::Fp8,
+        Self::Fp8Channel,
+        Self::Mxfp8,
+        Self::Nvfp4,
+        Self::Int4,
+        Self::Gptq,
+        Self::Awq,
     ];
 
     /// Name on the command line.
@@ -77,6 +102,14 @@ impl Encoding {
             Self::Iq2S => "iq2_s",
             Self::Iq2Xxs => "iq2_xxs",
             Self::Iq1S => "iq1_s",
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+            Self::Fp8Channel => "fp8_channel",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+            Self::Int4 => "int4",
+            Self::Gptq => "gptq",
+            Self::Awq => "awq",
         }
     }
 
@@ -91,7 +124,7 @@ impl Encoding {
             Self::Iq2S => DType::IQ2_S,
             Self::Iq2Xxs => DType::IQ2_XXS,
             Self::Iq1S => DType::IQ1_S,
-            Self::Q4KM | Self::Q8_0 | Self::F16 | Self::Mxfp4 | Self::Mlx4Bit | Self::Mlx8Bit => return None,
+            _ => return None,
         })
     }
 
@@ -99,6 +132,14 @@ impl Encoding {
     pub fn format(self) -> Format {
         match self {
             Self::Mlx4Bit | Self::Mlx8Bit => Format::Mlx,
+            Self::Bf16
+            | Self::Fp8
+            | Self::Fp8Channel
+            | Self::Mxfp8
+            | Self::Nvfp4
+            | Self::Int4
+            | Self::Gptq
+            | Self::Awq => Format::HuggingFace,
             _ => Format::Gguf,
         }
     }
@@ -141,6 +182,16 @@ impl Encoding {
     }
 }
 
+/// What the names of routers end with.
+const ROUTERS: [&str; 6] = [
+    "mlp.gate.weight",
+    "mixer.gate.weight",
+    "gate.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "router.weight",
+    "router.proj.weight",
+];
+
 /// An encoding applied to a shape.
 #[derive(Debug)]
 pub(super) struct Coding {
@@ -157,7 +208,11 @@ pub(super) struct Coding {
 
 impl Coding {
     pub(super) fn new(shape: &Parsed, encoding: Encoding, layers: usize) -> Self {
-        let optional = shape.optional(encoding.format() == Format::Gguf);
+        let mut optional = shape.optional(encoding.format() == Format::Gguf);
+        if encoding.format() == Format::HuggingFace {
+            // Converters to other formats divide it.
+            optional.push("self_attn.kv_b_proj.weight".to_owned());
+        }
         Self {
             encoding,
             layers,
@@ -216,23 +271,41 @@ impl Coding {
         if is(".A_log") {
             return DType::F32;
         }
-        let routers = [
-            "mlp.gate.weight",
-            "mixer.gate.weight",
-            "gate.gate.weight",
-            "block_sparse_moe.gate.weight",
-            "router.weight",
-            "router.proj.weight",
-        ];
-        let router = routers.into_iter().any(is);
+        let router = ROUTERS.into_iter().any(is);
         let bits = match self.router_bits {
-            _ if weight.shape.len() == 1 || is("_bias") || is(".bias") || is("conv1d.weight") => None,
+            _ if weight.shape.len() == 1 || !is(".weight") || is("conv1d.weight") => None,
             own if router || is("shared_expert_gate.weight") => own,
             _ => Some(bits),
         };
         let affine = |group| bits.map(|bits| DType::Affine { bits, group, scale: Half::BF16 });
         let fits = |dtype: &DType| dtype.row_bytes(0, weight.shape[weight.shape.len() - 1]).is_ok();
         [affine(64), affine(32)].into_iter().flatten().find(fits).unwrap_or(DType::BF16)
+    }
+
+    /// As programs that quantise choose it: linear layers but the head and what chooses experts.
+    fn hub(&self, weight: &OutlinedWeight) -> DType {
+        let is = |ending: &str| weight.name.ends_with(ending);
+        if is(".A_log") || is("e_score_correction_bias") {
+            return DType::F32;
+        }
+        let kept = [
+            "embed_tokens.weight",
+            "lm_head.weight",
+            "shared_expert_gate.weight",
+            "conv1d.weight",
+            "router.layer.weight",
+            "router.classifier.weight",
+        ];
+        if !is(".weight") || ROUTERS.into_iter().chain(kept).any(is) {
+            return DType::BF16;
+        }
+        let wanted = hub::dtype(self.encoding);
+        match &weight.shape[..] {
+            &[.., rows, cols] if weight.shape.len() == 2 || weight.elements().is_some() => {
+                if hub::fits(wanted, [rows, cols]) { wanted } else { DType::BF16 }
+            }
+            _ => DType::BF16,
+        }
     }
 }
 
@@ -245,6 +318,7 @@ impl Layout for Coding {
         match self.encoding {
             Encoding::Mlx4Bit => self.mlx(weight, 4),
             Encoding::Mlx8Bit => self.mlx(weight, 8),
+            encoding if encoding.format() == Format::HuggingFace => self.hub(weight),
             _ => self.gguf(weight),
         }
     }

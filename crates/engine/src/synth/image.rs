@@ -54,7 +54,7 @@ impl Image {
         let (mut tiles, mut tile_of) = (vec![], vec![]);
         for (index, weight) in weights.iter().enumerate() {
             for plane in 0..weight.dtype.planes() {
-                let end = at + (weight.rows() * weight.row_bytes(plane)) as u64;
+                let end = at + weight.plane_bytes(plane);
                 places.push(Place { bytes: at..end, weight: index, plane });
                 at += (end - at).next_multiple_of(alignment);
             }
@@ -71,7 +71,7 @@ impl Image {
     /// Bytes of memory that it takes once all is read.
     pub(super) fn memory(&self) -> u64 {
         let of_tile = |tile: &Tile| {
-            (0..tile.planes.len()).map(|plane| tile.rows * tile.row_bytes(plane)).sum::<usize>()
+            (0..tile.planes.len()).map(|plane| tile.plane_rows(plane) * tile.row_bytes(plane)).sum::<usize>()
         };
         (self.header.len() + self.tiles.iter().map(of_tile).sum::<usize>()) as u64
     }
@@ -87,16 +87,17 @@ impl Image {
         let tile = &self.tiles[number];
         let from = tile.plane(place.plane, self.seed, number);
         let row_bytes = weight.row_bytes(place.plane);
-        let (matrix_rows, zero_rows) = weight.matrix();
+        let (matrix_rows, zero_rows) = weight.matrix(place.plane);
+        let tile_rows = tile.plane_rows(place.plane);
         let mut done = 0;
         while done < out.len() {
             let (row, within) = ((at + done) / row_bytes, (at + done) % row_bytes);
             let (matrix, row) = (row / matrix_rows, row % matrix_rows);
-            let first = stream([self.seed, place.weight as u64, matrix as u64]).next() % tile.rows as u64;
-            let tile_row = (first as usize + row) % tile.rows;
+            let first = stream([self.seed, place.weight as u64, matrix as u64]).next() % tile_rows as u64;
+            let tile_row = (first as usize + row) % tile_rows;
             // To the next row that is not a neighbour in the tile.
             let rows = if row < zero_rows { zero_rows - row } else { matrix_rows - row };
-            let count = (rows.min(tile.rows - tile_row) * row_bytes - within).min(out.len() - done);
+            let count = (rows.min(tile_rows - tile_row) * row_bytes - within).min(out.len() - done);
             let part = &mut out[done..done + count];
             if row < zero_rows {
                 part.fill(0);
@@ -114,10 +115,14 @@ impl Tile {
         self.filler.dtype.row_bytes(plane, self.filler.cols).expect("whole blocks")
     }
 
+    fn plane_rows(&self, plane: usize) -> usize {
+        self.rows.div_ceil(self.filler.dtype.block_rows(plane))
+    }
+
     /// A plane of the tile, which is the `number`th.
     fn plane(&self, plane: usize, seed: u64, number: usize) -> &[u8] {
         self.planes[plane].get_or_init(|| {
-            let mut out = vec![0; self.rows * self.row_bytes(plane)];
+            let mut out = vec![0; self.plane_rows(plane) * self.row_bytes(plane)];
             // Scales and biases of an affine encoding belong together.
             let key = [seed, u64::MAX - number as u64, u64::from(plane > 0)];
             self.filler.fill(plane, &mut stream(key), &mut out);
@@ -131,12 +136,12 @@ fn tile_for(weight: &Weight, tiles: &mut Vec<Tile>) -> Option<usize> {
     let filler = weight.filler()?;
     let planes = weight.dtype.planes();
     let row_bytes: usize = (0..planes).map(|plane| weight.row_bytes(plane)).sum();
-    let rows = (TILE_BYTES / row_bytes).clamp(1, weight.rows());
+    let most = (TILE_BYTES / row_bytes).max(1);
     let tile = tiles.iter().position(|tile| tile.filler == filler).unwrap_or_else(|| {
-        tiles.push(Tile { filler, rows, planes: (0..planes).map(|_| OnceLock::new()).collect() });
+        tiles.push(Tile { filler, rows: 0, planes: (0..planes).map(|_| OnceLock::new()).collect() });
         tiles.len() - 1
     });
-    tiles[tile].rows = tiles[tile].rows.max(rows);
+    tiles[tile].rows = (tiles[tile].rows + weight.rows()).min(most);
     Some(tile)
 }
 

@@ -10,7 +10,10 @@
 
 pub(crate) mod blocks;
 mod encodings;
+mod folder;
 mod gguf;
+mod hub;
+mod hub_blocks;
 mod image;
 mod low_bit;
 mod mlx;
@@ -57,14 +60,20 @@ impl Recipe {
     pub fn whole(name: &str) -> Result<Self> {
         let (shape, encoding) =
             name.split_once(':').map_or((name, None), |(shape, encoding)| (shape, Some(encoding)));
-        let (shape, encoding) = (Shape::by_name(shape)?, Encoding::named(encoding)?);
+        let shape = Shape::by_name(shape)?;
+        let encoding = match encoding {
+            None if !shape.has_gguf() => Encoding::by_name(Format::Mlx, None)?,
+            named => Encoding::named(named)?,
+        };
         Ok(Self { shape, layers: shape.layers(), encoding, seed: 0, router_skew: 0.0 })
     }
 }
 
 /// Leaves a configuration so many layers, and as many entries of lists that have one for each of them.
 pub(crate) fn cut_layers(config: &mut serde_json::Value, layers: usize) {
-    let whole = std::mem::replace(&mut config["num_hidden_layers"], layers.into()).as_u64();
+    let names = models::names_of(config["model_type"].as_str().unwrap_or_default());
+    let key = names.keys("num_hidden_layers").find(|key| config.get(key).is_some());
+    let whole = std::mem::replace(&mut config[key.unwrap_or("num_hidden_layers")], layers.into()).as_u64();
     let lists = config.as_object_mut().into_iter().flatten().filter_map(|(_, value)| value.as_array_mut());
     lists.filter(|list| Some(list.len() as u64) == whole).for_each(|list| list.truncate(layers));
 }
@@ -92,6 +101,20 @@ impl Plan {
     /// # Errors
     /// [`Error::Option`] for layers or a skew that cannot be.
     pub fn new(recipe: Recipe) -> Result<Self> {
+        if recipe.encoding.format() == Format::Gguf && !recipe.shape.has_gguf() {
+            let others = Encoding::ALL.iter().filter(|encoding| encoding.format() != Format::Gguf);
+            let names: Vec<&str> = others.map(|encoding| encoding.name()).collect();
+            let expected =
+                format!("{}, as there are no GGUF files of {}", names.join(", "), recipe.shape.name);
+            return Err(Error::Option { option: "quant", expected, got: recipe.encoding.name().to_owned() });
+        }
+        let by_columns = matches!(recipe.encoding, Encoding::Gptq | Encoding::Awq);
+        if by_columns && recipe.router_skew > 0.0 {
+            // Rows that write nothing to the constant channels would be columns.
+            let (expected, got) =
+                (format!("0 for {}", recipe.encoding.name()), recipe.router_skew.to_string());
+            return Err(Error::Option { option: "router-skew", expected, got });
+        }
         let most = recipe.shape.layers();
         if !(1..=most).contains(&recipe.layers) {
             let expected = format!("1 to {most}, the layers of {}", recipe.shape.name);
@@ -117,7 +140,7 @@ impl Plan {
         let embedding = outlined.iter().find(|w| w.name.ends_with("embed_tokens.weight"));
         let contents =
             Contents::new(&recipe, &shape, embedding.map_or(moeflux_compute::DType::F32, |w| w.dtype))?;
-        let weights = outlined.into_iter().map(|weight| contents.weight(weight)).collect();
+        let weights = outlined.into_iter().flat_map(|weight| contents.tensors(weight)).collect();
         Ok(Self { recipe, model, weights })
     }
 
@@ -136,7 +159,7 @@ impl Plan {
         self.weights.iter().map(Weight::bytes).sum()
     }
 
-    /// Writes the checkpoint: to the file `path` for GGUF, into the existing folder `path` for MLX. Nothing is
+    /// Writes the checkpoint: to the file `path` for GGUF, into the existing folder `path` for others. Nothing is
     /// cleaned up after an error. `progress` gets the weight bytes written so far and says whether to continue.
     ///
     /// # Errors
@@ -148,7 +171,7 @@ impl Plan {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Outcome> {
         match self.recipe.encoding.format() {
-            Format::Mlx | Format::HuggingFace => mlx::write(self, path, threads, progress),
+            Format::Mlx | Format::HuggingFace => folder::write(self, path, threads, progress),
             Format::Gguf => gguf::write(self, path, threads, progress),
         }
     }
@@ -159,7 +182,7 @@ impl Plan {
         let Recipe { shape, encoding, seed, .. } = self.recipe;
         let (name, format) = (PathBuf::from(format!("synth:{}", shape.name)), encoding.format());
         let (header, alignment, config) = match format {
-            Format::Mlx | Format::HuggingFace => mlx::header(self, &name)?,
+            Format::Mlx | Format::HuggingFace => folder::header(self, &name)?,
             Format::Gguf => {
                 let (header, alignment) = gguf::header(self, &name)?;
                 (header, alignment, serde_json::Value::Null)

@@ -29,11 +29,12 @@ fn pieces(weights: &[Weight]) -> impl Iterator<Item = Piece> {
         let planes = if weight.is_random() { weight.dtype.planes() } else { 0 };
         let rows = (0..planes).flat_map(move |plane| {
             let step = (PIECE_BYTES / weight.row_bytes(plane)).max(1);
-            let starts = (0..weight.rows()).step_by(step);
+            let all = weight.plane_rows(plane);
+            let starts = (0..all).step_by(step);
             starts.map(move |start| Piece::Rows {
                 weight: index,
                 plane,
-                rows: start..(start + step).min(weight.rows()),
+                rows: start..(start + step).min(all),
             })
         });
         whole.into_iter().chain(rows)

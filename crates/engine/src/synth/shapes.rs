@@ -15,7 +15,7 @@ pub struct Shape {
     /// Name on the command line.
     pub name: &'static str,
     /// `config`: the published `config.json`; `optional`: endings of the names of optional tensors that the model has;
-    /// `gguf` and `mlx`: what these formats have besides.
+    /// `gguf` and `mlx`: what these formats have besides. Without `gguf` there are no such files.
     text: &'static str,
 }
 
@@ -64,6 +64,13 @@ pub const SHAPES: &[Shape] = shapes![
     "k-exaone-236b-a23b",
     "ernie-4.5-300b-a47b",
     "qwen3-coder-480b-a35b",
+    "longcat-flash-560b",
+    "ling-3.0-flash",
+    "beam-1.0-501b-a23b",
+    "mistral-large-4-1t-a52b",
+    "deepseek-v4.1-flash",
+    "kimi-k3",
+    "north-mini-code-1.0",
     "tiny",
 ];
 
@@ -87,6 +94,11 @@ impl Shape {
     /// Token ids.
     pub fn vocab_size(&self) -> usize {
         self.parsed().size("vocab_size")
+    }
+
+    /// Whether GGUF files of the model can be made.
+    pub fn has_gguf(&self) -> bool {
+        !self.parsed().0["gguf"].is_null()
     }
 
     /// The published `config.json`.

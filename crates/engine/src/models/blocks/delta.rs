@@ -145,8 +145,12 @@ impl KimiDelta {
         let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
         let form = if r.format() == Format::Gguf { gguf_rates } else { Form::F32NegativeExp };
         let name = of_gate(r, "A_log");
-        let rate =
-            if padded { r.first_constants(&name, heads, form)? } else { r.constants(&name, &[heads], form)? };
+        let rate = match (padded, low_rank) {
+            (true, _) => r.first_constants(&name, heads, form)?,
+            // Kimi-K3's.
+            (false, [true, false]) => r.constants(&name, &[heads], form)?,
+            (false, _) => r.constants(&name, &[heads, 1], form)?,
+        };
         let dt_bias = r.constants(&of_gate(r, "dt_bias"), &[width], Form::F32)?;
         let shape = DeltaRule {
             key_heads: heads,

@@ -185,7 +185,8 @@ impl Recorder {
                 let shape = if part == "up" { [count, inner, hidden] } else { [count, hidden, inner] };
                 let stored = match self.checkpoint.format() {
                     Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
-                    _ => format!("{switch}.{fc}.weight"),
+                    Format::Mlx => format!("{switch}.{fc}.weight"),
+                    Format::HuggingFace => format!("{own}.*.{part}_proj.weight"),
                 };
                 let name = format!("{base}.mlp.experts.{part}_proj.weight");
                 let stored = self.find_tensor(&name, &stored, &shape, Need::Required)?;
@@ -289,7 +290,8 @@ impl Recorder {
         let base = format!("model.layers.{layer}");
         let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
         let inner = self.outline.as_ref().map_or(0, Outline::expert_width);
-        let mut stack = |part: &str, rows, cols| -> Result<Vec<StoredWeight>> {
+        let mut stack = |which: usize, rows, cols| -> Result<Vec<StoredWeight>> {
+            let part = ["gate", "up", "down"][which];
             let name = format!("{base}.mlp.experts.{part}_proj.weight");
             let module = if self.contains(&format!("{base}.{}.gate_proj", names.module), "weight") {
                 format!("{base}.{}", names.module)
@@ -298,12 +300,16 @@ impl Recorder {
             };
             let stored = match self.checkpoint.format() {
                 Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
-                _ => format!("{}.{part}_proj.weight", self.resolve(&module)),
+                Format::Mlx => format!("{}.{part}_proj.weight", self.resolve(&module)),
+                Format::HuggingFace => {
+                    let module = self.resolve(&format!("{base}.{}", names.module));
+                    format!("{module}.*.{}.weight", names.projections[which])
+                }
             };
             let stored = self.find_tensor(&name, &stored, &[count, rows, cols], Need::Required)?;
             Ok(stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e))).collect())
         };
-        Ok([stack("gate", inner, hidden)?, stack("up", inner, hidden)?, stack("down", hidden, inner)?])
+        Ok([stack(0, inner, hidden)?, stack(1, inner, hidden)?, stack(2, hidden, inner)?])
     }
 
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one

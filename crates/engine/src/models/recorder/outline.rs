@@ -15,7 +15,8 @@ use crate::checkpoint::{ByteRange, Format, StoredWeight};
 pub struct OutlinedWeight {
     /// The family's name: `model.layers.3.self_attn.q_proj.weight`. Stacked experts are `….experts.gate_proj.weight`.
     pub name: String,
-    /// The checkpoint's name of the tensor, or of the first of those that store it.
+    /// The checkpoint's name of the tensor, or of the first of those that store it; of experts that are stored one by one with
+    /// `*` for their number.
     pub stored: String,
     /// Row-major.
     pub shape: Vec<usize>,
@@ -28,6 +29,14 @@ pub struct OutlinedWeight {
 }
 
 impl OutlinedWeight {
+    /// Names of the tensors that store a stack of experts one by one; `None` if one tensor stores the weight.
+    pub fn elements(&self) -> Option<impl Iterator<Item = String>> {
+        let &[count, _, _] = &self.shape[..] else { return None };
+        let (before, after) = self.stored.split_once('*')?;
+        let (before, after) = (before.to_owned(), after.to_owned());
+        Some((0..count).map(move |expert| format!("{before}{expert}{after}")))
+    }
+
     /// Decoder layer; 0 for weights of no layer.
     pub fn layer(&self) -> usize {
         let layer = self.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
@@ -134,6 +143,10 @@ impl Outline {
         match shape {
             // GGUF writes matrices of one row as vectors.
             [1, cols] if self.format == Format::Gguf => vec![*cols],
+            // llama.cpp has a dimension for the channels of kernels of queries, keys and values.
+            [rows, taps] if self.format == Format::Gguf && name.ends_with("_conv1d.weight") => {
+                vec![*rows, 1, *taps]
+            }
             // MLX has a dimension for the channels of a kernel, last.
             [..] if self.format == Format::Mlx && name.ends_with("conv1d.weight") => [shape, &[1]].concat(),
             [..] => shape.to_vec(),
