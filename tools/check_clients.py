@@ -356,7 +356,7 @@ def fuzz(server: Server, examples: int) -> None:
     schemathesis = os.path.join(os.path.dirname(sys.executable), "schemathesis")
     command = [schemathesis, "run", f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
                "--max-examples", str(examples), "--checks", "not_a_server_error", "--exclude-path", "/api/live",
-               "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60", "--suppress-health-check", "all"]
+               "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "180", "--suppress-health-check", "all"]
     outcome = subprocess.run(command, capture_output=True, text=True)
     if outcome.returncode != 0:
         sys.exit(outcome.stdout[-6000:] + outcome.stderr[-2000:])
