@@ -11,7 +11,7 @@ use crate::model::ModelArg;
 /// What `synth:SHAPE` is made with.
 #[derive(Debug, Default, Args)]
 pub struct SyntheticArgs {
-    /// Encoding of synth:SHAPE, as for `synth` [default: q4_k_m]
+    /// Encoding of synth:SHAPE, as for `synth` [default: q4_k_m, or 4bit of shapes without GGUF files]
     #[arg(long, value_name = "NAME", help_heading = "Random weights")]
     quant: Option<String>,
     /// Number of layers of synth:SHAPE [default: the shape's]

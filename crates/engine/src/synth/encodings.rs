@@ -144,6 +144,11 @@ impl Encoding {
         }
     }
 
+    /// Whether matrices are stored by columns, for which routing cannot be skewed.
+    pub fn is_by_columns(self) -> bool {
+        matches!(self, Self::Gptq | Self::Awq)
+    }
+
     /// The encoding called `name` that `format` has; without a name the usual one.
     ///
     /// # Errors

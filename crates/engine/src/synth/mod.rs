@@ -108,8 +108,7 @@ impl Plan {
                 format!("{}, as there are no GGUF files of {}", names.join(", "), recipe.shape.name);
             return Err(Error::Option { option: "quant", expected, got: recipe.encoding.name().to_owned() });
         }
-        let by_columns = matches!(recipe.encoding, Encoding::Gptq | Encoding::Awq);
-        if by_columns && recipe.router_skew > 0.0 {
+        if recipe.encoding.is_by_columns() && recipe.router_skew > 0.0 {
             // Rows that write nothing to the constant channels would be columns.
             let (expected, got) =
                 (format!("0 for {}", recipe.encoding.name()), recipe.router_skew.to_string());

@@ -357,9 +357,9 @@ mod tests {
             {
                 let usual = [Encoding::Q4KM, Encoding::Mlx4Bit].contains(encoding);
                 let layers = if usual { shape.layers() } else { shape.layers().min(8) };
-                let recipe = Recipe { shape: *shape, layers, encoding: *encoding, seed: 0, router_skew: 1.0 };
-                let plan = Plan::new(recipe).or_else(|_| Plan::new(Recipe { router_skew: 0.0, ..recipe }));
-                let plan = plan.unwrap();
+                let router_skew = if encoding.is_by_columns() { 0.0 } else { 1.0 };
+                let recipe = Recipe { shape: *shape, layers, encoding: *encoding, seed: 0, router_skew };
+                let plan = Plan::new(recipe).unwrap();
                 let names: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
                 assert_eq!(names.len(), plan.weights.len(), "{}: a name twice", shape.name);
                 let mut kinds = HashSet::new();
