@@ -50,9 +50,11 @@ pub struct GroupedLinearOp {
     pub weight: WeightId,
     /// Parts.
     pub groups: usize,
+    /// How x enters.
+    pub precision: Precision,
 }
 
-refers!(GroupedLinearOp { x, weight, groups });
+refers!(GroupedLinearOp { x, weight, groups, precision });
 
 impl Operation for GroupedLinearOp {
     const NAME: &'static str = "grouped_linear";
@@ -101,7 +103,13 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit the parts.
-    pub fn grouped_linear(&mut self, x: Value, weight: WeightId, groups: usize) -> Result<Value> {
-        self.record(GroupedLinearOp { x, weight, groups })
+    pub fn grouped_linear(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        groups: usize,
+        precision: Precision,
+    ) -> Result<Value> {
+        self.record(GroupedLinearOp { x, weight, groups, precision })
     }
 }

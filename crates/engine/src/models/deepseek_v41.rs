@@ -299,7 +299,7 @@ impl Attention {
         let mixed = r.graph.placed_rope(mixed, heads, rope, Placement { inverse: true, ..place })?;
         let (groups, rank) = self.output;
         let weight = r.head_matrices(&name("o_a_proj"), groups, rank, heads / groups * dim)?;
-        let out = r.graph.grouped_linear(mixed, weight, groups)?;
+        let out = r.graph.grouped_linear(mixed, weight, groups, Precision::Fast)?;
         r.linear(out, &name("o_b_proj"), h.width(), Precision::Fast)
     }
 }

@@ -155,7 +155,7 @@ impl Heads {
         let k = r.rms_norm(k, &module("k_norm"), kv_heads, eps)?;
         let profiles =
             r.transposed_parameter(&module("rel_logits_proj.proj"), [d_rel, self.extent], heads)?;
-        let added = r.graph.grouped_linear(relative, profiles, heads)?;
+        let added = r.graph.grouped_linear(relative, profiles, heads, Precision::F32)?;
         let mixed = r.graph.attention_by_distance([q, k, v], self.shape, added)?;
         r.linear(mixed, &module("o_proj"), h.width(), Precision::Fast)
     }

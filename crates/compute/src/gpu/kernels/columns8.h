@@ -73,7 +73,42 @@ DEVICE Word2 iq3_s_values(uint first, uint second) {
     return r;
 }
 
-// Columns 8i..8i + 8 of a row, all of which are there.
+// Floats of eight bits (E4M3), 2⁸ times too small: their bits are those of f16 that are.
+DEVICE Float8 e4m3_floats(const Word2 codes) {
+    const uint words[2] = {codes.x, codes.y};
+    Float8 r;
+#pragma unroll
+    for (uint j = 0; j < 2; ++j) {
+        // Of each, the magnitude below what makes an exponent of ones if it is not a number.
+        const uint w = words[j], own = w & 0x7f7f7f7fu, all = own | ((own + 0x01010101u) & 0x80808080u);
+        const uint odd = (w & 0x80008000u) | (all >> 1 & 0x7f807f80u);
+        const uint even = (w << 8 & 0x80008000u) | (all << 7 & 0x7f807f80u);
+        r.v[4 * j] = f16_to_f32((ushort)even);
+        r.v[4 * j + 1] = f16_to_f32((ushort)odd);
+        r.v[4 * j + 2] = f16_to_f32((ushort)(even >> 16));
+        r.v[4 * j + 3] = f16_to_f32((ushort)(odd >> 16));
+    }
+    return r;
+}
+
+// Bits 24 and 25 of a kind of FP8: how its scales are stored.
+CONSTANT uint SCALES_F32 = 0, SCALES_BF16 = 1, SCALES_E8M0 = 2;
+
+DEVICE uint scales_of(uint kind) { return kind >> 24 & 3; }
+
+// Columns 8i..8i + 8 of a row of FP8, 2⁸ times too small, and their scale, which undoes that.
+DEVICE Float8 fp8_floats(const Row row, uint i) {
+    const Word2 codes = {load_u32(row.plane0, 8 * i), load_u32(row.plane0, 8 * i + 4)};
+    return e4m3_floats(codes);
+}
+template <uint S>
+DEVICE float fp8_factor(const Format f, const Row row, uint i) {
+    // Loops whose compiler knows these bits have no branches.
+    const uint kind = (f.kind & ~(3u << 24)) | S << 24;
+    return product_of(fp8_scale(kind, row, 8 * i), 256.0f);
+}
+
+// Columns 8i..8i + 8 of a row, all of which are there; not of FP8.
 template <uint D>
 DEVICE Float8 columns8(const Format f, const Row row, uint i) {
     const GPTR(const uchar) p = row.plane0;
@@ -91,20 +126,6 @@ DEVICE Float8 columns8(const Format f, const Row row, uint i) {
         for (uint j = 0; j < 4; ++j) {
             r.v[2 * j] = D == F16 ? f16_to_f32((ushort)pairs[j]) : as_float(pairs[j] << 16);
             r.v[2 * j + 1] = D == F16 ? f16_to_f32((ushort)(pairs[j] >> 16)) : as_float(pairs[j] & 0xffff0000u);
-        }
-        return r;
-    }
-    if (D == FP8) {
-        const Word2 w = {load_u32(p, 8 * i), load_u32(p, 8 * i + 4)};
-        const float scale = fp8_scale(f.kind, row, 8 * i);
-        Float8 r;
-#pragma unroll
-        for (uint j = 0; j < 8; ++j) {
-            const uint code = (j < 4 ? w.x : w.y) >> (8 * (j % 4)), magnitude = code & 127;
-            // Its bits are those of a float that is 2¹²⁰ times too small.
-            const float value = product_of(as_float(magnitude << 20), as_float(247u << 23));
-            const float own = magnitude == 127 ? not_a_number() : value;
-            r.v[j] = (code & 128 ? -own : own) * scale;
         }
         return r;
     }

@@ -7,6 +7,35 @@
 // Outputs of a warp of a linear layer; of experts' down projections twice as many.
 CONSTANT uint ROWS = 2;
 
+// Tokens that read a linear layer's weight once, at most.
+CONSTANT uint JOINT_TOKENS = 8;
+
+// Eight columns of a row, which `factor` makes what they are.
+struct Eight {
+    Float8 w;
+    float factor;
+};
+
+// S is how scales of FP8 are stored.
+template <uint D, uint S>
+DEVICE Eight eight_of(const Format f, const Row row, uint i) {
+    if (D == FP8) {
+        const Eight r = {fp8_floats(row, i), fp8_factor<S>(f, row, i)};
+        return r;
+    }
+    const Eight r = {columns8<D>(f, row, i), 1.0f};
+    return r;
+}
+
+// sum + their product with x.
+template <uint D>
+DEVICE float with_eight(const Eight e, const Float8 x, float sum) {
+    float own = D == FP8 ? 0.0f : sum;
+#pragma unroll
+    for (uint j = 0; j < 8; ++j) own = fma_of(e.w.v[j], x.v[j], own);
+    return D == FP8 ? fma_of(own, e.factor, sum) : own;
+}
+
 // A lane's shares of the products of N rows with x, and of its squares if there is a norm.
 template <uint N>
 struct FloatDots {
@@ -15,7 +44,7 @@ struct FloatDots {
 };
 
 // Of x ⊙ norm if there is one; columns are a multiple of 8.
-template <uint D, uint N>
+template <uint D, uint S, uint N>
 DEVICE FloatDots<N> float_dots(CTX, const Format f, const Rows<N> rows, GPTR(const float) x, bool has_norm,
                                GPTR(const float) norm) {
     FloatDots<N> dots;
@@ -23,7 +52,7 @@ DEVICE FloatDots<N> float_dots(CTX, const Format f, const Rows<N> rows, GPTR(con
 #pragma unroll
     for (uint n = 0; n < N; ++n) dots.sums.v[n] = 0.0f;
     // What Q3_K needs of four rows takes all registers.
-    constexpr uint AHEAD = D == Q3_K ? 1 : 2;
+    constexpr uint AHEAD = D == Q3_K ? 1 : D == FP8 && N == ROWS ? 4 : 2;
 #pragma unroll AHEAD
     for (uint i = ctx.lane(); i < f.cols / 8; i += 32) {
         Float8 a = floats8(x, i);
@@ -36,34 +65,71 @@ DEVICE FloatDots<N> float_dots(CTX, const Format f, const Rows<N> rows, GPTR(con
             }
         }
 #pragma unroll
-        for (uint n = 0; n < N; ++n) {
-            const Float8 w = columns8<D>(f, rows.row[n], i);
-#pragma unroll
-            for (uint j = 0; j < 8; ++j) dots.sums.v[n] = fma_of(w.v[j], a.v[j], dots.sums.v[n]);
-        }
+        for (uint n = 0; n < N; ++n)
+            dots.sums.v[n] = with_eight<D>(eight_of<D, S>(f, rows.row[n], i), a, dots.sums.v[n]);
     }
     return dots;
 }
 
-// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows): a warp makes ROWS outputs of one token.
-// Grid: (tokens, rows / ROWS / warps of a group).
-template <uint D>
-DEVICE void float_linear(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
-                         GPTR(const float) residual, GPTR(float) out) {
-    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, token = ctx.group_x();
-    if (first >= c.rows) return;
+// Rows that a warp of a linear layer makes, the last ones again after its end.
+DEVICE Rows<ROWS> rows_of_warp(const LinearConstants c, const Row weight, uint first) {
     Rows<ROWS> rows;
 #pragma unroll
     for (uint n = 0; n < ROWS; ++n) {
         const uint row = first + n < c.rows ? first + n : first;
         rows.row[n] = row_of(weight.plane0, weight.plane1, weight.plane2, c.weight, row);
     }
-    const FloatDots<ROWS> dots = float_dots<D, ROWS>(ctx, c.weight, rows, x + (ulong)token * c.weight.cols, false, x);
+    return rows;
+}
+
+// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows): a warp makes ROWS outputs of one token.
+// Grid: (tokens, rows / ROWS / warps of a group).
+template <uint D, uint S>
+DEVICE void float_linear(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
+                         GPTR(const float) residual, GPTR(float) out) {
+    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, token = ctx.group_x();
+    if (first >= c.rows) return;
+    const Rows<ROWS> rows = rows_of_warp(c, weight, first);
+    const FloatDots<ROWS> dots = float_dots<D, S, ROWS>(ctx, c.weight, rows, x + (ulong)token * c.weight.cols, false, x);
     float sum = team_sums<ROWS>(ctx, dots.sums, 32);
     const uint row = first + ctx.lane() / (32 / ROWS);
     if (ctx.lane() % (32 / ROWS) != 0 || row >= c.rows) return;
     if (c.has_bias) sum += bias[row];
     const ulong at = (ulong)token * c.rows + row;
+    if (c.has_residual) sum += residual[at];
+    out[at] = sum;
+}
+
+// The same of up to JOINT_TOKENS tokens, with the same bits: a warp makes ROWS outputs of each.
+// Grid: (tokens / JOINT_TOKENS, rows / ROWS / warps of a group).
+template <uint D, uint S>
+DEVICE void float_joint(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
+                        GPTR(const float) residual, GPTR(float) out) {
+    constexpr uint N = ROWS * JOINT_TOKENS;
+    const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, cols = c.weight.cols;
+    if (first >= c.rows) return;
+    const uint token0 = ctx.group_x() * JOINT_TOKENS, tokens = c.tokens - token0;
+    const Rows<ROWS> rows = rows_of_warp(c, weight, first);
+    Sums<N> sums;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
+    for (uint i = ctx.lane(); i < cols / 8; i += 32) {
+        Eight w[ROWS];
+#pragma unroll
+        for (uint n = 0; n < ROWS; ++n) w[n] = eight_of<D, S>(c.weight, rows.row[n], i);
+#pragma unroll
+        for (uint t = 0; t < JOINT_TOKENS; ++t) {
+            if (t >= tokens) break;
+            const Float8 a = floats8(x + (ulong)(token0 + t) * cols, i);
+#pragma unroll
+            for (uint n = 0; n < ROWS; ++n) sums.v[t * ROWS + n] = with_eight<D>(w[n], a, sums.v[t * ROWS + n]);
+        }
+    }
+    float sum = team_sums<N>(ctx, sums, 32);
+    const uint own = ctx.lane() / (32 / N), token = own / ROWS, row = first + own % ROWS;
+    if (ctx.lane() % (32 / N) != 0 || row >= c.rows || token >= tokens) return;
+    if (c.has_bias) sum += bias[row];
+    const ulong at = (ulong)(token0 + token) * c.rows + row;
     if (c.has_residual) sum += residual[at];
     out[at] = sum;
 }
@@ -90,7 +156,7 @@ struct FloatGateUpBuffers {
 
 // The products of gate and up of a pair with x, normalised if there is a norm, activated → out (pairs, inner): a warp makes ROWS
 // outputs; without a gate, of up alone. Grid: (pairs, inner / ROWS / warps of a group).
-template <uint D>
+template <uint D, uint S>
 DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBuffers b, uint slot, uint expert, uint pair,
                           float weight) {
     const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, inner = c.up.rows, cols = c.up.format.cols;
@@ -106,7 +172,7 @@ DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBu
         if (gates) rows.row[n] = expert_row(b.slots, slot, c.gate, row);
     }
     const GPTR(const float) x = b.x + (ulong)(pair / c.share) * cols;
-    const FloatDots<2 * ROWS> dots = float_dots<D, 2 * ROWS>(ctx, c.up.format, rows, x, c.norm.has_norm, b.norm);
+    const FloatDots<2 * ROWS> dots = float_dots<D, S, 2 * ROWS>(ctx, c.up.format, rows, x, c.norm.has_norm, b.norm);
     const float squares = lane_sum(ctx, dots.squares);
     const float factor = c.norm.has_norm ? inverse_sqrt(quotient(squares, (float)cols) + c.norm.eps) : 1.0f;
     // Lanes of gate's first row, its second one, up's first, its second.
@@ -121,7 +187,7 @@ DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBu
 
 // A pair's expert's matrix · x → out (pairs, rows): a warp makes 2 · ROWS outputs.
 // Grid: (pairs, rows / (2 · ROWS) / warps of a group).
-template <uint D>
+template <uint D, uint S>
 DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, uint slot, uint expert, uint pair,
                        GPTR(const float) x, GPTR(const float) bias, GPTR(float) out) {
     constexpr uint N = 2 * ROWS;
@@ -132,18 +198,28 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
     for (uint n = 0; n < N; ++n)
         rows.row[n] = expert_row(slots, slot, c.part, first + n < c.part.rows ? first + n : first);
     const GPTR(const float) from = x + (ulong)(pair / c.share) * c.part.format.cols;
-    const float sum = team_sums<N>(ctx, float_dots<D, N>(ctx, c.part.format, rows, from, false, from).sums, 32);
+    const float sum = team_sums<N>(ctx, float_dots<D, S, N>(ctx, c.part.format, rows, from, false, from).sums, 32);
     const uint row = first + ctx.lane() / (32 / N);
     if (ctx.lane() % (32 / N) != 0 || row >= c.part.rows) return;
     out[(ulong)pair * c.part.rows + row] = c.has_bias ? sum + bias[expert * c.part.rows + row] : sum;
 }
 
-#define FLOAT_LINEAR(name, D, ...)                                                                               \
-    KERNEL(float_linear_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), \
+// f of an encoding and of how its scales are stored, if it is FP8.
+#define BY_SCALES(f, D, format, ...)                                                                              \
+    {                                                                                                             \
+        const uint stored = scales_of((format).kind);                                                             \
+        if (D != FP8 || stored == SCALES_F32) return f<D, SCALES_F32>(__VA_ARGS__);                               \
+        if (stored == SCALES_BF16) return f<D, D == FP8 ? SCALES_BF16 : SCALES_F32>(__VA_ARGS__);                 \
+        return f<D, D == FP8 ? SCALES_E8M0 : SCALES_F32>(__VA_ARGS__);                                            \
+    }
+#define LINEAR_KERNEL(name, product, D)                                                                             \
+    KERNEL(name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),            \
            (const float, x), (const float, bias), (const float, residual), (float, out)) {                        \
         const Row weight = {plane0, plane1, plane2, 0};                                                           \
-        float_linear<D>(ctx, c, weight, x, bias, residual, out);                                                  \
+        BY_SCALES(product, D, c.weight, ctx, c, weight, x, bias, residual, out)                                   \
     }
+#define FLOAT_LINEAR(name, D, ...) LINEAR_KERNEL(float_linear_##name, float_linear, D)
+#define FLOAT_JOINT(name, D, ...) LINEAR_KERNEL(float_joint_##name, float_joint, D)
 #define FLOAT_GATE_UP(name, D, ...)                                                                               \
     KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table), (const uint, ids), \
            (const float, x), (const float, norm), (const float, weights), (const float, gate_bias),               \
@@ -151,15 +227,17 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
         const uint pair = ctx.group_x(), expert = ids[pair], slot = table[expert];                                \
         if (slot == ABSENT) return;                                                                               \
         const FloatGateUpBuffers b = {slots, x, norm, gate_bias, up_bias, out};                                   \
-        float_gate_up<D>(ctx, c, b, slot, expert, pair, c.weighs ? weights[pair] : 1.0f);                         \
+        const float weight = c.weighs ? weights[pair] : 1.0f;                                                     \
+        BY_SCALES(float_gate_up, D, c.up.format, ctx, c, b, slot, expert, pair, weight)                           \
     }
 #define FLOAT_DOWN(name, D, ...)                                                                                  \
     KERNEL(float_down_##name, ExpertConstants, (const uchar, slots), (const uint, table), (const uint, ids),      \
            (const float, x), (const float, bias), (float, out)) {                                                 \
         const uint pair = ctx.group_x(), expert = ids[pair], slot = table[expert];                                \
         if (slot == ABSENT) return;                                                                               \
-        float_down<D>(ctx, c, slots, slot, expert, pair, x, bias, out);                                           \
+        BY_SCALES(float_down, D, c.part.format, ctx, c, slots, slot, expert, pair, x, bias, out)                  \
     }
 ENCODINGS(FLOAT_LINEAR)
+ENCODINGS(FLOAT_JOINT)
 ENCODINGS(FLOAT_GATE_UP)
 ENCODINGS(FLOAT_DOWN)

@@ -6,10 +6,10 @@ use super::rows::RotatedChannels;
 use crate::gpu::memory::Turn;
 use crate::graph::{
     ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
-    GatedMeanOp, GivenEmbeddingsOp, GroupedLinearOp, HeadScaleOp, HyperCollapseOp, HyperExpandOp,
-    HyperWeightsOp, JoinOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp,
-    RopeOp, RoundBlocksOp, RouteBy, RouteOp, ScaledSiluOp, SoftmaxMixOp, SsmScanOp, StreamAddOp,
-    StreamGateOp, WindowMeanOp, WindowPoolOp,
+    GatedMeanOp, GivenEmbeddingsOp, HeadScaleOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, JoinOp,
+    LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp, RoundBlocksOp,
+    RouteBy, RouteOp, ScaledSiluOp, SoftmaxMixOp, SsmScanOp, StreamAddOp, StreamGateOp, WindowMeanOp,
+    WindowPoolOp,
 };
 
 impl Lowering<'_> {
@@ -40,9 +40,7 @@ impl Lowering<'_> {
             Op::HeadScale(HeadScaleOp { x, base, slope, heads }) => {
                 self.head_scale(x, heads, [base, slope], to)
             }
-            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
-                return self.grouped_linear(x, weight, groups, to);
-            }
+            Op::GroupedLinear(ref op) => return self.grouped_linear(op, to),
             Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                 self.layer_norm(x, [weight, bias], eps, to)
             }

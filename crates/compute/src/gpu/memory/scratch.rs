@@ -6,8 +6,8 @@ use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
 use crate::gpu::{steps, supported};
 use crate::graph::{
-    ChooseBlocksOp, CompressedAttention, Ends, EntryIndex, Graph, LinearOp, MatrixSpec, MoeExpertsOp, Op,
-    Precision, TokenForm,
+    ChooseBlocksOp, CompressedAttention, Ends, EntryIndex, Graph, GroupedLinearOp, LinearOp, MatrixSpec,
+    MoeExpertsOp, Op, Precision, TokenForm,
 };
 use crate::{DType, Result};
 
@@ -282,6 +282,14 @@ fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
                 let unpacked = unpacked_bytes(graph.weights()[weight.0].matrix, precision);
                 all.unpacked = all.unpacked.max(unpacked.unwrap_or(0));
             }
+            Op::GroupedLinear(op) => {
+                let matrix = graph.weights()[op.weight.0].matrix;
+                if suits_warp_groups(&op, matrix) {
+                    all.x = all.x.max(op.groups * f16_bytes(rows, matrix.cols));
+                    all.scale = all.scale.max(rows.next_multiple_of(PANEL_TOKENS) * op.groups * 4);
+                    all.unpacked = all.unpacked.max(matrix.rows * matrix.cols * 2);
+                }
+            }
             Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
@@ -355,6 +363,11 @@ pub(crate) fn unpacked_bytes(matrix: MatrixSpec, precision: Precision) -> Option
     let unpacks = precision == Precision::F32 && matrix.dtype != DType::F32;
     let bytes = matrix.rows.saturating_mul(matrix.cols).saturating_mul(size_of::<f32>());
     (unpacks && bytes <= MOST_UNPACKED).then_some(bytes)
+}
+
+/// Whether products of many rows with parts of a weight are for matrix units, which take the weight as f16.
+pub(crate) fn suits_warp_groups(op: &GroupedLinearOp, matrix: MatrixSpec) -> bool {
+    op.precision == Precision::Fast && matrix.dtype != DType::F32 && matrix.cols.is_multiple_of(32)
 }
 
 /// Bytes of rows as f16, filled up as kernels for matrix units take them.

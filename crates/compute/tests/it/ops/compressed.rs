@@ -4,7 +4,7 @@ use super::case::{Case, Recorder};
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::graph::{
     Activation, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, HyperConnection, HyperKind,
-    IndexInputs, NGrams, Placement, Rope, RopeStyle, Route, TokenForm, WindowPool,
+    IndexInputs, NGrams, Placement, Precision, Rope, RopeStyle, Route, TokenForm, WindowPool,
 };
 use moeflux_compute::{DType, Error};
 
@@ -200,7 +200,7 @@ fn what_does_not_fit_is_refused_while_recording() {
         g.activate(Activation::LimitedSwiGlu { limit: 1.0 }, Some(a), b).err(),
         g.activate(Activation::SwiGlu, None, a).err(),
         g.activate(Activation::SquaredRelu, Some(a), a).err(),
-        g.grouped_linear(b, vector, 2).err(),
+        g.grouped_linear(b, vector, 2, Precision::F32).err(),
         g.placed_rope(a, 1, rope, place).err(),
         g.hyper_weights(a, b, [vector, vector], hyper).err(),
         g.hyper_collapse(b, a, 2).err(),

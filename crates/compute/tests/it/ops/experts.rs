@@ -7,7 +7,7 @@ use moeflux_compute::graph::{
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Error, Half, Result, Tensor};
 
-use super::case::{Case, Expert, Recorder, SHORT, VOCABULARY};
+use super::case::{Case, Expert, LONG, Recorder, SHORT, VOCABULARY};
 use super::checks::{Results, Source, assert_same_bits, backends, compile, run};
 use super::errors::MODES;
 use crate::support::random::Random;
@@ -237,6 +237,13 @@ pub fn moe_experts_of_other_activations() -> Vec<Case> {
             let mlp = ExpertMlp { activation, weighted, ..ExpertMlp::default() };
             cases.push(moe_case_of(5, 2, [dtype; 3], [64, 32], mlp));
         }
+    }
+    // More rows than emulated devices have time for, which GPUs multiply in wide tiles.
+    for linear_beta in [Some(25.0), None] {
+        let activation = Activation::SituGlu { beta: 4.0, linear_beta };
+        let mlp = ExpertMlp { activation, ..ExpertMlp::default() };
+        let case = moe_case_of(6, 2, [DType::Q8_0; 3], [256, 128], mlp);
+        cases.push(Case { batching: LONG, ..case.on_hardware() });
     }
     cases
 }

@@ -60,12 +60,20 @@ pub fn linear_of_an_input() -> Vec<Case> {
         let out = r.graph.capped_linear(x, weight, Some(bias), Precision::Fast, cap).unwrap();
         cases.push(r.case(format!("{rows} outputs capped at {cap}"), out).of("Linear"));
     }
-    for (groups, each, cols) in [(3, 7, 10), (1, 5, 3), (2, 64, 32)] {
+    cases
+}
+
+pub fn linear_in_groups() -> Vec<Case> {
+    let case = |(dtype, groups, each, cols)| {
         let mut r = Recorder::new(5);
         let x = r.input(groups * cols);
-        let weight = r.matrix(DType::F32, groups * each, cols);
-        let out = r.graph.grouped_linear(x, weight, groups).unwrap();
-        cases.push(r.case(format!("{groups} groups of {each} × {cols}"), out).in_pairs());
-    }
-    cases
+        let weight = r.matrix(dtype, groups * each, cols);
+        let out = r.graph.grouped_linear(x, weight, groups, Precision::Fast).unwrap();
+        r.case(format!("{groups} groups of {each} × {cols}, {dtype}"), out).in_dtype(dtype).in_pairs()
+    };
+    let small =
+        [(DType::F32, 3, 7, 10), (DType::F32, 1, 5, 3), (DType::F32, 2, 64, 32), (DType::Q8_0, 2, 30, 96)];
+    // Rows as long as a warp reads at once, and longer.
+    let published = [(DType::BF16, 8, 200, 512), (DType::Q8_0, 3, 64, 1056), (DType::Q4_K, 4, 192, 4096)];
+    small.map(case).into_iter().chain(published.map(|shape| case(shape).on_hardware())).collect()
 }

@@ -66,6 +66,7 @@ tables! {
     rows::limits_of_two_sizes,
     linear::linear,
     linear::linear_of_an_input,
+    linear::linear_in_groups,
     adapters::linear_with_adapters,
     adapters::experts_with_adapters,
     attention::attention,

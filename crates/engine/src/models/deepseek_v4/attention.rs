@@ -172,7 +172,7 @@ impl Attention {
         let mixed = r.graph.placed_rope(mixed, heads, rope, Placement { inverse: true, ..place })?;
         let (groups, rank) = self.output;
         let weight = r.matrix(&name("o_a_proj"), Some(groups * rank), heads / groups * dim)?;
-        let out = r.graph.grouped_linear(mixed, weight, groups)?;
+        let out = r.graph.grouped_linear(mixed, weight, groups, Precision::Fast)?;
         r.linear(out, &name("o_b_proj"), d.hidden_size, Precision::Fast)
     }
 

@@ -83,7 +83,7 @@ struct HeadsJob {
 #endif // HAS_WARPGROUPS
 
 // x (rows, heads, cols) f32 → out and scale as `wide_enter` of `wide_tokens.cu` writes them, each head's rows for themselves:
-// room for them up to a multiple of eight. A warp a row of a head; cols even, at most 512.
+// room for them up to a multiple of eight. A warp a row of a head; cols even.
 extern "C" __global__ void __launch_bounds__(256)
     latent_enter(const float* x, u8* out, float* scale, const __grid_constant__ LatentEnterConstants c) {
     const u32 index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -91,17 +91,27 @@ extern "C" __global__ void __launch_bounds__(256)
     if (index >= c.rows * c.heads) return;
     const u32 row = index / c.heads, head = index % c.heads, filled = (c.cols + 127) / 128 * 128;
     const float2* from = (const float2*)(x + (u64)index * c.cols);
-    // Pairs of pieces lane % 16 of steps lane / 16 and two further on.
+    // Of the four steps from `step` on, the pairs of pieces lane % 16 of steps lane / 16 and two further on.
     float2 v[2][4];
+    const auto read = [&](u32 step) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) {
+                const u32 pair = (step + lane / 16 + 2 * i) * 64 + q * 16 + lane % 16;
+                v[i][q] = pair < c.cols / 2 ? from[pair] : make_float2(0.0f, 0.0f);
+            }
+    };
+    const u32 last = (filled / 128 - 1) / 4 * 4;
     float largest = 0.0f;
+    for (u32 step = 0; step <= last; step += 4) {
+        read(step);
 #pragma unroll
-    for (u32 i = 0; i < 2; i++)
+        for (u32 i = 0; i < 2; i++)
 #pragma unroll
-        for (u32 q = 0; q < 4; q++) {
-            const u32 pair = (lane / 16 + 2 * i) * 64 + q * 16 + lane % 16;
-            v[i][q] = pair < c.cols / 2 ? from[pair] : make_float2(0.0f, 0.0f);
-            largest = fmaxf(largest, fmaxf(fabsf(v[i][q].x), fabsf(v[i][q].y)));
-        }
+            for (u32 q = 0; q < 4; q++)
+                largest = fmaxf(largest, fmaxf(fabsf(v[i][q].x), fabsf(v[i][q].y)));
+    }
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
     // As there.
@@ -112,14 +122,19 @@ extern "C" __global__ void __launch_bounds__(256)
     const u32 first = row / c.width * c.width, eights = (min(c.width, c.rows - first) + 7) / 8;
     const u32 rows = (c.rows + 7) / 8 * 8;
     u8* to = out + ((u64)head * rows + first) * filled * 2 + (row - first) * 128;
+    // From the last steps on, which are read.
+    for (u32 step = last;; step -= 4) {
+        if (step < last) read(step);
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 piece = (lane / 16 + 2 * i) * 16 + lane % 16;
-        if (piece >= filled / 8) continue;
-        u32 h[4];
+        for (u32 i = 0; i < 2; i++) {
+            const u32 piece = (step + lane / 16 + 2 * i) * 16 + lane % 16;
+            if (piece >= filled / 8) continue;
+            u32 h[4];
 #pragma unroll
-        for (u32 q = 0; q < 4; q++) h[q] = h2_of(v[i][q].x * up, v[i][q].y * up);
-        *(uint4*)(to + piece / 8 * eights * 1024 + (piece ^ row) % 8 * 16) = make_uint4(h[0], h[1], h[2], h[3]);
+            for (u32 q = 0; q < 4; q++) h[q] = h2_of(v[i][q].x * up, v[i][q].y * up);
+            *(uint4*)(to + piece / 8 * eights * 1024 + (piece ^ row) % 8 * 16) = make_uint4(h[0], h[1], h[2], h[3]);
+        }
+        if (step == 0) break;
     }
     if (lane == 0) scale[head * rows + row] = down;
 }

@@ -48,7 +48,13 @@ struct GateUpConstants {
 };
 
 // Kinds of activation.
-const u32 SWIGLU = 0, CAPPED_SWIGLU = 3, SQUARED_RELU = 4, GEGLU = 5, BILINEAR = 6;
+const u32 SWIGLU = 0, LIMITED_SWIGLU = 2, CAPPED_SWIGLU = 3, SQUARED_RELU = 4, GEGLU = 5, BILINEAR = 6, SITUGLU = 7,
+          SITUGLU_PLAIN_UP = 8;
+
+// limit · tanh(x / limit). An exponential that is infinite makes the limit; NaN stays NaN.
+DEVICE float soft_limited(float x, float limit) {
+    return limit - 2.0f * limit / (1.0f + __expf(2.0f * x / limit));
+}
 
 DEVICE float activation(float gate, float up, const GateUpConstants& c) {
     if (c.activation == SWIGLU) return gate / (1.0f + __expf(-gate)) * up;
@@ -58,11 +64,15 @@ DEVICE float activation(float gate, float up, const GateUpConstants& c) {
         return gate / (1.0f + __expf(-gate * (1.5957691f + 0.07135482f * gate * gate))) * up;
     }
     if (c.activation == BILINEAR) return gate * up;
+    if (c.activation >= SITUGLU) {
+        const float g = soft_limited(gate, c.alpha) / (1.0f + __expf(-gate));
+        return g * (c.activation == SITUGLU ? soft_limited(up, c.limit) : up);
+    }
     const float u = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
     if (c.activation == CAPPED_SWIGLU) {
         const float s = gate / (1.0f + __expf(-gate));
         return (s > c.limit ? c.limit : s) * u;
     }
     const float g = gate > c.limit ? c.limit : gate;
-    return c.activation == 2 ? g / (1.0f + __expf(-g)) * u : (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
+    return c.activation == LIMITED_SWIGLU ? g / (1.0f + __expf(-g)) * u : (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
 }

@@ -10,8 +10,8 @@ use crate::gpu::device::Slice;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
 use crate::gpu::lower::linear::width;
 use crate::gpu::lower::wide::TILE_ROWS;
-use crate::gpu::memory::{BATCH_ROWS, TensorScratch};
-use crate::graph::{Value, WeightId};
+use crate::gpu::memory::{BATCH_ROWS, TensorScratch, suits_warp_groups};
+use crate::graph::{GroupedLinearOp, Value, WeightId};
 
 const PRODUCTS: &str = "cuda/latent_products";
 
@@ -169,19 +169,21 @@ impl Lowering<'_> {
         self.run.push(copy);
     }
 
-    /// Queues a product of each of `groups` parts of rows with a part of a weight.
-    pub(in crate::gpu::lower) fn grouped_linear(
-        &mut self,
-        x: Value,
-        weight: WeightId,
-        groups: usize,
-        out: Value,
-    ) {
+    /// Queues a product of each part of rows with its part of a weight.
+    pub(in crate::gpu::lower) fn grouped_linear(&mut self, op: &GroupedLinearOp, out: Value) {
+        let GroupedLinearOp { x, weight, groups, .. } = *op;
         let matrix = self.weight(weight).matrix;
         let (each, cols) = (matrix.rows / groups, matrix.cols);
-        let slices = [self.value(x), self.value(out)];
+        let [x, out] = [x, out].map(|value| self.value(value));
         let (transposed, halves) = (false, false);
         let part = HeadPart { rows: each, first: 0, r#in: cols, out: each, transposed, stride: each, halves };
-        self.heads(weight, part, slices);
+        match self.heads_scratch().filter(|_| suits_warp_groups(op, matrix)) {
+            Some(scratch) => {
+                let width = self.heads_width(groups, each);
+                let entered = self.enter_heads(scratch, [x, scratch.x.into()], [groups, cols], width);
+                self.wide_heads(scratch, weight, part, entered, out);
+            }
+            None => self.heads(weight, part, [x, out]),
+        }
     }
 }

@@ -24,7 +24,7 @@ use crate::gpu::arguments::{
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
+use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
 /// Routed experts with their sum, + residual.
 #[derive(Debug, Clone, Copy)]
@@ -155,22 +155,20 @@ impl Lowering<'_> {
             // The choice is asked for again.
             self.routed = None;
         }
-        // Kernels for tensor cores know no SiTU.
-        let known = !matches!(mlp.activation, Activation::SituGlu { .. });
         let mut body = if updates.is_some_and(|updates| self.all_adapted(&updates)) {
             vec![]
-        } else if let Some(body) = known.then(|| self.streamed_experts(&few)).flatten() {
+        } else if let Some(body) = self.streamed_experts(&few) {
             body
-        } else if let Some(body) = known.then(|| self.panel_experts(&few)).flatten() {
+        } else if let Some(body) = self.panel_experts(&few) {
             body
         } else if let Some(body) = self.batch_experts(&few) {
             body
         } else if let Some(few) = self.few_experts(&few) {
             (summed, ready, hands) = (few.summed, few.ready, few.hands);
             few.body
-        } else if let Some(body) = known.then(|| self.wide_experts(&on_tensor_cores)).flatten() {
+        } else if let Some(body) = self.wide_experts(&on_tensor_cores) {
             body
-        } else if let Some(body) = known.then(|| self.tensor_experts(&on_tensor_cores)).flatten() {
+        } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
         } else if let Some(body) = self.float_experts(&few) {
             body

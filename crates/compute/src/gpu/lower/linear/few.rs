@@ -3,6 +3,7 @@
 //! Products of one input that follow each other become one dispatch. A norm that only such products and routed experts
 //! read becomes part of each of them: every group normalises the row for itself, which is cheaper than a dispatch.
 
+use super::joint::LEAST_AGAIN;
 use super::pieces::{columns_at_once, cost};
 use crate::DType;
 use crate::gpu::arguments::{PlainConstants, ProductPart, ProductsConstants};
@@ -93,7 +94,8 @@ impl Lowering<'_> {
         let Some(bytes) = self.enters(p.weight, p.precision) else { return false };
         if !bytes {
             self.flush_products();
-            let dispatch = if self.is_batch() { self.batch_plain(&p) } else { self.plain_product(&p) };
+            let joint = self.is_batch() || self.reads_again(&p);
+            let dispatch = if joint { self.batch_plain(&p) } else { self.plain_product(&p) };
             self.run.push(dispatch);
             return true;
         }
@@ -139,6 +141,13 @@ impl Lowering<'_> {
             PlainConstants { part, norm: norm.into(), weight, has_residual: p.residual.is_some() };
         let launch = Launch { unit: "few_rows", kernel, buffers: &buffers, constants: &constants };
         named(launch.over([part.groups, self.rows, 1], THREADS), name)
+    }
+
+    /// Whether rows had better share a weight of plain floats, with the same bits.
+    fn reads_again(&self, p: &Product) -> bool {
+        let matrix = self.weight(p.weight).matrix;
+        let bytes = matrix.rows * matrix.dtype.row_bytes(0, matrix.cols).unwrap_or(0);
+        matrix.rows > FEW_PLAIN_ROWS && bytes.saturating_mul(self.rows - 1) >= LEAST_AGAIN
     }
 
     /// Products of one input with the rows that a warp makes of each.

@@ -10,7 +10,7 @@ const THREADS: u32 = 256;
 /// Bytes that are otherwise read again, from which reading weights once took less time on an H100: if they would be copied ahead,
 /// and if not.
 const LEAST_COPIED_AGAIN: usize = 8 << 20;
-const LEAST_AGAIN: usize = 4 << 20;
+pub(super) const LEAST_AGAIN: usize = 4 << 20;
 /// Threadgroup memory of the activations of a share of the rows, at most.
 const MOST_ENTERED: usize = 88 << 10;
 /// As `JOINT_TOKENS` of `kernels/cuda/joint_rows.cu` and `joint_experts.cu`.

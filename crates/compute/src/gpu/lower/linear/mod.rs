@@ -25,6 +25,8 @@ use crate::gpu::memory::{FEW_ROWS, TILE};
 const GROUP_ROWS: usize = 512;
 /// As `ROWS` of `kernels/floats.h`: outputs of a warp.
 pub(super) const FLOAT_ROWS: usize = 2;
+/// As `JOINT_TOKENS` of it.
+const FLOAT_TOKENS: usize = 8;
 /// Columns that a lane of these kernels reads at once.
 const FLOAT_COLUMNS: usize = 8;
 
@@ -72,12 +74,15 @@ impl Lowering<'_> {
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [a, b, c, self.value(p.x), self.optional(p.bias), residual, self.value(p.out)];
         let fits = w.matrix.cols.is_multiple_of(FLOAT_COLUMNS);
-        if self.rows <= FEW_ROWS && rows <= GROUP_ROWS {
+        if let Some(name) = common_name(w.matrix.dtype).filter(|_| self.rows <= FEW_ROWS && fits) {
+            let (kernel, tokens) =
+                if self.rows == 1 { ("float_linear", 1) } else { ("float_joint", FLOAT_TOKENS) };
+            let launch = Launch { unit: "floats", kernel, buffers: &buffers, constants };
+            let grid = [self.rows.div_ceil(tokens), rows.div_ceil(FLOAT_ROWS * WARPS), 1];
+            named(launch.over(grid, THREADS), name)
+        } else if self.rows <= FEW_ROWS && rows <= GROUP_ROWS {
             Launch { unit: "linear", kernel: "matvec_group_any", buffers: &buffers, constants }
                 .over([rows, self.rows, 1], THREADS)
-        } else if let Some(name) = common_name(w.matrix.dtype).filter(|_| self.rows <= FEW_ROWS && fits) {
-            let launch = Launch { unit: "floats", kernel: "float_linear", buffers: &buffers, constants };
-            named(launch.over([self.rows, rows.div_ceil(FLOAT_ROWS * WARPS), 1], THREADS), name)
         } else if self.rows <= FEW_ROWS {
             Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)
