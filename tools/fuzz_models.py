@@ -33,6 +33,8 @@ from tiny_models.random_cases import FAMILIES, RandomCase, draw_case
 
 MAX_RELATIVE_ERROR = 1e-4
 CHUNK = 7
+# What configurations call the experts of a token.
+TOP_K_KEYS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts")
 CONVERT = Path(__file__).with_name("tiny_models") / "llama_cpp_convert.py"
 
 
@@ -84,7 +86,7 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 def top_k(case: RandomCase) -> int:
     config = case.hf.config.get("text_config", case.hf.config)
     config = config.get("ffn_config", config)
-    found = config.get("num_experts_per_tok") or config.get("moe_k") or config.get("moe_topk") or config["moe_top_k"]
+    found = next(config[key] for key in TOP_K_KEYS if config.get(key))
     return max(found) if isinstance(found, list) else found
 
 

@@ -192,7 +192,8 @@ def phimoe(d: Draw) -> dict[str, Any]:
     if d.chance():
         factors = [[round(d.rng.uniform(1, 9), 2) for _ in range(head_dim // 2)] for _ in range(2)]
         rope |= {"rope_type": "longrope", "short_factor": factors[0], "long_factor": factors[1]}
-        rope |= {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": d.pick(64, 128)}
+        # More than the tokens that are run: beyond, transformers has the magnitude for long contexts, but not their factors.
+        rope |= {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 256}
     config |= {
         "hidden_size": heads * head_dim,
         "intermediate_size": d.width(1, 40),
