@@ -79,24 +79,93 @@ DEVICE uint entries_to_choose(const IndexConstants c, const Place at) {
     return entries > c.top_k ? entries : 0;
 }
 
-// Σ over heads of weight · relu(q · key) of each entry → scores (rows from c.row on, room). A thread does an entry. Grid:
-// (room / threads, rows).
+// Query heads, entries and channels of a tile of scores, and what lies between its rows in threadgroup memory.
+CONSTANT uint TILE_HEADS = 32, TILE_ENTRIES = 128, TILE_CHANNELS = 32, TILE_STRIDE = TILE_CHANNELS + 4;
+
+// Of a group's entries: keys, then the products of a tile's heads with them; queries; where keys begin.
+struct IndexMemory {
+    // (TILE_ENTRIES, TILE_STRIDE), then (TILE_HEADS, TILE_ENTRIES).
+    SPTR(float) keys;
+    // (TILE_HEADS, TILE_STRIDE).
+    SPTR(float) queries;
+    SPTR(ulong) starts;
+};
+
+// Products of heads warp + 8r of a tile with entries lane + 32s.
+struct IndexDots {
+    float v[4][4];
+};
+
+// Adds the products of a tile's channels.
+DEVICE IndexDots with_channels(CTX, const IndexMemory m, IndexDots dots) {
+    for (uint i = 0; i < TILE_CHANNELS; i += 4) {
+        Float4 q[4], k[4];
+#pragma unroll
+        for (uint n = 0; n < 4; ++n) {
+            q[n] = load_f32x4(m.queries, (ctx.warp() + 8 * n) * TILE_STRIDE + i);
+            k[n] = load_f32x4(m.keys, (ctx.lane() + 32 * n) * TILE_STRIDE + i);
+        }
+#pragma unroll
+        for (uint r = 0; r < 4; ++r) {
+#pragma unroll
+            for (uint s = 0; s < 4; ++s) {
+                const float dot = fma_of(q[r].y, k[s].y, fma_of(q[r].x, k[s].x, dots.v[r][s]));
+                dots.v[r][s] = fma_of(q[r].w, k[s].w, fma_of(q[r].z, k[s].z, dot));
+            }
+        }
+    }
+    return dots;
+}
+
+// Σ over heads of weight · relu(q · key) of each entry → scores (rows from c.row on, room). A group of 8 warps does
+// TILE_ENTRIES entries of a row. Grid: (room / TILE_ENTRIES, rows).
 KERNEL(index_scores, IndexConstants, (const float, q), (const float, weights), (const uchar, cache),
        (const Place, places), (const uint, pages), (float, scores)) {
-    const uint entry = ctx.group_x() * ctx.threads() + ctx.thread(), row = c.row + ctx.group_y();
+    SHARED(float, keys, TILE_ENTRIES * TILE_STRIDE);
+    SHARED(float, queries, TILE_HEADS * TILE_STRIDE);
+    SHARED(ulong, starts, TILE_ENTRIES);
+    const IndexMemory m = {keys, queries, starts};
+    const uint first = ctx.group_x() * TILE_ENTRIES, row = c.row + ctx.group_y();
     const Place at = places[row];
-    if (entry >= entries_to_choose(c, at)) return;
-    const ulong key = entry_at(c.layout, pages, at, entry) + c.key;
+    const uint entries = entries_to_choose(c, at);
+    if (first >= entries) return;
+    const uint own = first + ctx.thread();
+    if (ctx.thread() < TILE_ENTRIES)
+        m.starts[ctx.thread()] = entry_at(c.layout, pages, at, own < entries ? own : entries - 1) + c.key;
     float score = 0.0f;
-    for (uint h = 0; h < c.heads; ++h) {
-        const GPTR(const float) own = q + ((ulong)row * c.heads + h) * c.dim;
-        float dot = 0.0f;
-        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.kv_type);
-        // In this form NaN stays NaN.
-        const float product = dot < 0.0f ? 0.0f : dot;
-        score += c.weighs ? weights[(ulong)row * c.heads + h] * product : product;
+    for (uint head = 0; head < c.heads; head += TILE_HEADS) {
+        IndexDots dots;
+#pragma unroll
+        for (uint i = 0; i < 16; ++i) dots.v[i / 4][i % 4] = 0.0f;
+        for (uint channel = ctx.lane(); channel < (c.dim + 31) / 32 * 32; channel += TILE_CHANNELS) {
+            const bool there = channel < c.dim;
+            barrier(ctx);
+            for (uint e = ctx.warp(); e < TILE_ENTRIES; e += 8)
+                m.keys[e * TILE_STRIDE + ctx.lane()] = there ? cached(cache, m.starts[e] + channel, c.layout.kv_type) : 0.0f;
+            for (uint h = ctx.warp(); h < TILE_HEADS; h += 8) {
+                const ulong from = ((ulong)row * c.heads + head + h) * c.dim + channel;
+                m.queries[h * TILE_STRIDE + ctx.lane()] = there && head + h < c.heads ? q[from] : 0.0f;
+            }
+            barrier(ctx);
+            dots = with_channels(ctx, m, dots);
+        }
+        barrier(ctx);
+#pragma unroll
+        for (uint r = 0; r < 4; ++r) {
+            for (uint s = 0; s < 4; ++s) {
+                // In this form NaN stays NaN.
+                const float product = dots.v[r][s] < 0.0f ? 0.0f : dots.v[r][s];
+                m.keys[(ctx.warp() + 8 * r) * TILE_ENTRIES + ctx.lane() + 32 * s] = product;
+            }
+        }
+        barrier(ctx);
+        if (ctx.thread() >= TILE_ENTRIES) continue;
+        for (uint h = 0; h < TILE_HEADS && head + h < c.heads; ++h) {
+            const float product = m.keys[h * TILE_ENTRIES + ctx.thread()];
+            score += c.weighs ? weights[(ulong)row * c.heads + head + h] * product : product;
+        }
     }
-    scores[(ulong)ctx.group_y() * c.room + entry] = score * c.factor;
+    if (ctx.thread() < TILE_ENTRIES && own < entries) scores[(ulong)ctx.group_y() * c.room + own] = score * c.factor;
 }
 
 // The largest q · key of each block's tokens up to the row → scores (rows from c.row on, groups, room), infinity for those that

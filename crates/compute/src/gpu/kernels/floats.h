@@ -212,14 +212,14 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
         if (stored == SCALES_BF16) return f<D, D == FP8 ? SCALES_BF16 : SCALES_F32>(__VA_ARGS__);                 \
         return f<D, D == FP8 ? SCALES_E8M0 : SCALES_F32>(__VA_ARGS__);                                            \
     }
-#define LINEAR_KERNEL(name, product, D)                                                                             \
+#define OF_LINEAR(name, product, D)                                                                               \
     KERNEL(name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),            \
            (const float, x), (const float, bias), (const float, residual), (float, out)) {                        \
         const Row weight = {plane0, plane1, plane2, 0};                                                           \
         BY_SCALES(product, D, c.weight, ctx, c, weight, x, bias, residual, out)                                   \
     }
-#define FLOAT_LINEAR(name, D, ...) LINEAR_KERNEL(float_linear_##name, float_linear, D)
-#define FLOAT_JOINT(name, D, ...) LINEAR_KERNEL(float_joint_##name, float_joint, D)
+#define FLOAT_LINEAR(name, D, ...) OF_LINEAR(float_linear_##name, float_linear, D)
+#define FLOAT_JOINT(name, D, ...) OF_LINEAR(float_joint_##name, float_joint, D)
 #define FLOAT_GATE_UP(name, D, ...)                                                                               \
     KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table), (const uint, ids), \
            (const float, x), (const float, norm), (const float, weights), (const float, gate_bias),               \

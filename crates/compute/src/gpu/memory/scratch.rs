@@ -26,8 +26,10 @@ pub(crate) const PANEL_TILE: usize = 16;
 pub(crate) const SCALED_COLUMNS: usize = 32;
 /// Bytes of a weight that is unpacked, at most.
 const MOST_UNPACKED: usize = 64 << 20;
-/// Rows whose entries have scores at once.
-pub(crate) const SCORED_ROWS: usize = 64;
+/// Rows whose entries have scores at once, at least and at most, and so many of these scores if that is between.
+const FEWEST_SCORED_ROWS: usize = 64;
+const MOST_SCORED_ROWS: usize = 512;
+const SCORES: usize = 8 << 20;
 
 /// Of attention.
 #[derive(Debug, Clone, Copy)]
@@ -113,7 +115,7 @@ pub(crate) struct PanelScratch<T = BufferId> {
 /// Of choices of entries and blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexScratch {
-    /// (`SCORED_ROWS`, room), f32.
+    /// (`scored_rows`, room), f32.
     pub(crate) scores: BufferId,
     /// Scores that a row has room for.
     pub(crate) room: usize,
@@ -423,9 +425,14 @@ pub(super) fn score_room(graph: &Graph, positions: usize) -> usize {
     entries.chain(blocks).max().unwrap_or(0)
 }
 
+/// Rows whose entries have scores at once, each of which has room for so many.
+pub(crate) fn scored_rows(room: usize) -> usize {
+    (SCORES / room.max(1)).clamp(FEWEST_SCORED_ROWS, MOST_SCORED_ROWS)
+}
+
 /// Bytes of scores in batches of up to `rows` rows.
 pub(super) fn score_bytes(room: usize, rows: usize) -> usize {
-    room.saturating_mul(rows.min(SCORED_ROWS) * 4)
+    room.saturating_mul(rows.min(scored_rows(room)) * 4)
 }
 
 /// Bytes of each buffer of a [`Scratch`].

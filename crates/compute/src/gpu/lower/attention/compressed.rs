@@ -4,11 +4,11 @@ use super::attend::{ATTENTION_THREADS, QUERIES, floats};
 use crate::gpu::arguments::{AttendEntriesConstants, IndexConstants, KeepConstants, PageConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
-use crate::gpu::memory::{Band, SCORED_ROWS};
+use crate::gpu::memory::{Band, scored_rows};
 use crate::graph::{BlockChoice, BlockScore, CompressedAttention, IndexInputs, TokenForm, Value};
 
-/// Threads of a group that scores entries.
-const SCORERS: u32 = 128;
+/// `TILE_ENTRIES` of `kernels/compressed.h`: entries that a group scores.
+const SCORED_ENTRIES: usize = 128;
 /// Threads of a group that chooses entries, at least.
 const FEWEST_CHOOSERS: usize = 32;
 
@@ -131,8 +131,9 @@ impl Lowering<'_> {
         let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
         let weights = inputs.weights.map_or(self.input(0), |weights| self.value(weights));
         let (places, scores) = (self.input(self.layout.places), scratch.scores.into());
-        for row in (0..self.rows).step_by(SCORED_ROWS) {
-            let rows = (self.rows - row).min(SCORED_ROWS);
+        let at_once = scored_rows(scratch.room);
+        for row in (0..self.rows).step_by(at_once) {
+            let rows = (self.rows - row).min(at_once);
             let constants = &IndexConstants {
                 layout: self.page_layout(shape),
                 heads: index.heads,
@@ -156,7 +157,7 @@ impl Lowering<'_> {
             } else {
                 let buffers = [q, weights, pool, places, self.pages(), scores];
                 Launch { unit: "compressed", kernel: "index_scores", buffers: &buffers, constants }
-                    .over([room.div_ceil(SCORERS as usize), rows, 1], SCORERS)
+                    .over([room.div_ceil(SCORED_ENTRIES), rows, 1], THREADS)
             };
             let kernel = if blocks.is_some() { "choose_blocks" } else { "choose_entries" };
             let buffers = [scores, places, blocks.unwrap_or(scratch.chosen.into())];
