@@ -9,7 +9,7 @@ use super::errors::MODES;
 use super::experts::moe_case_of;
 use super::linear::linear_case;
 use crate::support::devices::{CUDA, METAL, MakeDevice, batch_invariant_devices, devices, is_in_part};
-use crate::support::weights::{affine, grouped_integers};
+use crate::support::weights::{affine, dtypes, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
 fn encodings() -> Vec<DType> {
@@ -103,7 +103,6 @@ fn few_rows_that_share_large_weights_have_the_bits_of_single_rows() {
 
 fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, counts: &[usize]) {
     use DType::{Q4_K, Q5_K, Q6_K, Q8_0};
-    const MOST: usize = 14;
     let Some((_, device)) = devices.into_iter().find(|(name, _)| *name == CUDA) else { return };
     // Rows of as many pieces as a warp has lanes, of more, and of so many that activations find no room beside each other.
     let linear = |dtype| {
@@ -112,17 +111,39 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     let experts = [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640)];
     let experts = experts
         .map(|(dtype, inner)| moe_case_of(6, 2, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default()));
-    for mut case in encodings().into_iter().flat_map(linear).chain(experts) {
-        case.batching = Batching::Lengths(&[MOST]);
-        let schedule = |rows: usize| Schedule {
-            batches: (0..MOST).step_by(rows).map(|first| vec![(0, rows.min(MOST - first))]).collect(),
-            stride: 1,
-        };
-        let mut executable = compile(&case, &device(1), MODES[1]);
-        let alone = run_all(&case, &mut *executable, &schedule(1));
-        for rows in counts.iter().copied() {
-            let got = run_all(&case, &mut *executable, &schedule(rows));
-            assert_same_bits(&got, &alone, &format!("{}, {rows} rows", case.name));
+    for case in encodings().into_iter().flat_map(linear).chain(experts) {
+        check_few(case, device, counts);
+    }
+}
+
+/// The same bits row by row and in batches of each of the counts.
+fn check_few(mut case: Case, device: MakeDevice, counts: &[usize]) {
+    const MOST: usize = 14;
+    case.batching = Batching::Lengths(&[MOST]);
+    let schedule = |rows: usize| Schedule {
+        batches: (0..MOST).step_by(rows).map(|first| vec![(0, rows.min(MOST - first))]).collect(),
+        stride: 1,
+    };
+    let mut executable = compile(&case, &device(1), MODES[1]);
+    let alone = run_all(&case, &mut *executable, &schedule(1));
+    for rows in counts.iter().copied() {
+        let got = run_all(&case, &mut *executable, &schedule(rows));
+        assert_same_bits(&got, &alone, &format!("{}, {rows} rows", case.name));
+    }
+}
+
+/// Up to eight rows share weights that are unpacked to floats, and large ones of plain floats.
+#[test]
+fn few_rows_that_share_floats_have_the_bits_of_single_rows() {
+    use DType::{BF16, F16, Fp8, Fp8_Rows, Fp8_Whole, IQ2_XXS, MXFP8_Planes, Q2_K, Q4_1};
+    let is_fp8 =
+        |dtype: &DType| matches!(dtype, Fp8 { .. } | Fp8_Rows { .. } | Fp8_Whole { .. } | MXFP8_Planes);
+    let unpacked = dtypes().into_iter().filter(is_fp8);
+    let unpacked = unpacked.chain([Q2_K, Q4_1, IQ2_XXS]).map(|dtype| (dtype, 67, 512));
+    let cases: Vec<_> = unpacked.chain([(BF16, 640, 512), (F16, 640, 512)]).collect();
+    for (_, device) in devices() {
+        for (dtype, rows, cols) in cases.iter().copied().filter(|_| is_in_part()) {
+            check_few(linear_case(dtype, rows, cols, true, Precision::Fast), device, &[2, 3, 5, 8]);
         }
     }
 }
