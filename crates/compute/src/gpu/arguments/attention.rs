@@ -186,6 +186,28 @@ arguments! {
         width: usize,
     }
 
+    ["cuda/chosen_attention.cu" ChosenAttentionConstants]
+    /// Of `chosen_attention_…`.
+    ChosenAttentionConstants {
+        heads: usize,
+        rows: usize,
+        splits: usize,
+        /// Times log₂ e.
+        scale: f32,
+        /// 0 for results in f32.
+        width: usize,
+        /// Of 16 bytes.
+        page: usize,
+        token: usize,
+        entry: usize,
+        stride: usize,
+        window: u32,
+        /// 0 for all.
+        top_k: usize,
+        float_list: bool,
+        has_sinks: bool,
+    }
+
     ["compressed.h" Layout]
     /// Pages of tokens and entries.
     PageConstants { page: usize, token: usize, entry: usize, stride: usize, kv_type: u32 }

@@ -37,9 +37,14 @@ fn choices() -> Vec<BlockChoice> {
 
 /// A choice of a recorder's own inputs.
 fn chosen(r: &mut Recorder, choice: BlockChoice) -> Chosen {
+    chosen_by(r, choice, Recorder::input)
+}
+
+/// A choice of inputs that `input` makes of so many columns.
+fn chosen_by(r: &mut Recorder, choice: BlockChoice, input: fn(&mut Recorder, usize) -> Value) -> Chosen {
     let index = choice.index;
-    let (q, k) = (r.input(index.heads * index.head_dim), r.input(index.head_dim));
-    let weights = (choice.score == BlockScore::Sum).then(|| r.input(index.heads));
+    let (q, k) = (input(r, index.heads * index.head_dim), input(r, index.head_dim));
+    let weights = (choice.score == BlockScore::Sum).then(|| input(r, index.heads));
     let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights }, choice).unwrap();
     Chosen { blocks, groups: choice.groups(), block: choice.block, tail: choice.score == BlockScore::Sum }
 }
@@ -74,14 +79,26 @@ pub fn attention_over_chosen_blocks() -> Vec<Case> {
     cases
 }
 
-/// Latent attention of `heads` heads, with what few models have.
+/// Whole numbers, which are the same in f16: so are choices then.
+pub fn whole_input(r: &mut Recorder, width: usize) -> Value {
+    r.input_of(width, |random| (random.uniform() * 9.0).floor() - 4.0)
+}
+
+/// Latent attention with what few models have.
 fn latent(r: &mut Recorder, rope: usize, sinks: bool, chosen: Option<Chosen>) -> Value {
     let shape = LatentAttention { heads: 10, nope: 6, rope, rank: 9, value: 7, scale: 0.3 };
-    let [q_nope, c] = [10 * 6, 9].map(|width| r.input(width));
-    let rotated = (rope > 0).then(|| [r.input(10 * rope), r.input(rope)]);
-    let sinks = sinks.then(|| r.vector(10));
-    let values = r.random.normals(10 * 13 * 9);
-    let weights = LatentWeights::Joint(r.weight(10 * 13, 9, &values));
+    latent_of(r, shape, sinks, chosen)
+}
+
+fn latent_of(r: &mut Recorder, shape: LatentAttention, sinks: bool, chosen: Option<Chosen>) -> Value {
+    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
+    let [q_nope, c] = [heads * nope, rank].map(|width| r.input(width));
+    let rotated = (rope > 0).then(|| [r.input(heads * rope), r.input(rope)]);
+    let sinks = sinks.then(|| r.vector(heads));
+    let rows = heads * (nope + value);
+    let scale = (rank as f32).sqrt().recip();
+    let values: Vec<f32> = r.random.normals(rows * rank).iter().map(|v| v * scale).collect();
+    let weights = LatentWeights::Joint(r.weight(rows, rank, &values));
     let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
     r.graph.latent_attention(inputs, weights, shape).unwrap()
 }
@@ -106,7 +123,31 @@ pub fn latent_attention_over_chosen_blocks() -> Vec<Case> {
         let out = latent(&mut r, rope, sinks, None);
         cases.push(r.case(format!("rope {rope}, sinks {sinks}"), out).in_pairs().in_f32());
     }
+    cases.extend(published());
     cases
+}
+
+/// As published models have them: on compute capability 9.0 these have kernels of their own.
+fn published() -> Vec<Case> {
+    let choice = |top_k| {
+        let index = EntryIndex { top_k, ..INDEX };
+        BlockChoice { index, block: 1, score: BlockScore::Sum }
+    };
+    let deep = LatentAttention { heads: 70, nope: 32, rope: 64, rank: 512, value: 16, scale: 0.2 };
+    let shapes = [
+        (deep, 4, true),
+        (deep, 100, false),
+        (LatentAttention { heads: 5, rank: 256, ..deep }, 70, true),
+        (LatentAttention { heads: 64, rope: 32, rank: 256, nope: 20, ..deep }, 200, false),
+    ];
+    let case = |(shape, top_k, sinks): (LatentAttention, usize, bool)| {
+        let mut r = Recorder::new(7);
+        let chosen = chosen_by(&mut r, choice(top_k), whole_input);
+        let out = latent_of(&mut r, shape, sinks, Some(chosen));
+        let name = format!("{shape:?}, sinks {sinks}, {top_k} tokens");
+        r.case(name, out).of("LatentAttention").in_pairs().without_poison().on_hardware()
+    };
+    shapes.map(case).into()
 }
 
 /// Two layers that share a choice have one cache of keys.

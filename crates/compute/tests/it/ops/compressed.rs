@@ -1,6 +1,7 @@
 //! Windows of tokens: pools and means, attention over them and over entries, and n-grams.
 
 use super::case::{Case, Recorder};
+use super::chosen::whole_input;
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::graph::{
     Activation, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, HyperConnection, HyperKind,
@@ -73,6 +74,40 @@ pub fn compressed_attention() -> Vec<Case> {
         let case = r.case(format!("{shape:?}"), out).in_pairs();
         let case = if shape.index.is_some() { case.without_poison() } else { case };
         if shape.index.is_none_or(|index| index.top_k >= 200) { case } else { case.in_f32() }
+    };
+    shapes.map(case).into_iter().chain(published_entries()).collect()
+}
+
+/// Heads as DeepSeek-V4 has them: on compute capability 9.0 these have kernels of their own.
+fn published_entries() -> Vec<Case> {
+    let index = EntryIndex { heads: 9, head_dim: 8, top_k: 4 };
+    let shape = CompressedAttention {
+        form: TokenForm::Shared,
+        heads: 66,
+        head_dim: 512,
+        scale: 0.05,
+        window: 9,
+        stride: 4,
+        index: Some(index),
+    };
+    let shapes = [
+        shape,
+        CompressedAttention { index: Some(EntryIndex { top_k: 60, ..index }), stride: 1, heads: 3, ..shape },
+        CompressedAttention { index: None, stride: 3, window: 70, ..shape },
+    ];
+    let case = |shape: CompressedAttention| {
+        let mut r = Recorder::new(5);
+        let (q, kv) = (r.input(shape.heads * shape.head_dim), r.input(shape.head_dim));
+        let entries = r.input(shape.head_dim);
+        let index = shape.index.map(|index| IndexInputs {
+            q: whole_input(&mut r, index.heads * index.head_dim),
+            k: whole_input(&mut r, index.head_dim),
+            weights: Some(whole_input(&mut r, index.heads)),
+        });
+        let sinks = r.vector(shape.heads);
+        let inputs = CompressedInputs { q, kv, entries, index, sinks };
+        let out = r.graph.compressed_attention(inputs, shape).unwrap();
+        r.case(format!("{shape:?}"), out).in_pairs().without_poison().on_hardware()
     };
     shapes.map(case).into()
 }

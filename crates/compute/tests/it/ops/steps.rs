@@ -118,7 +118,12 @@ fn rows_beside_others_with_fewer_parts_have_the_bits_of_single_steps() {
     check_steps(shapes.map(prepared).into_iter().chain(first), &[272], 245);
     // On tensor cores, and with latents of published models.
     let shapes = [(8, 1, 64, Some(400)), (16, 2, 128, None), (5, 1, 128, None)];
-    let wide = latent::latent_attention().into_iter().filter(|case| case.on_devices == OnDevices::Hardware);
+    let wide = [
+        latent::latent_attention,
+        chosen::latent_attention_over_chosen_blocks,
+        compressed::compressed_attention,
+    ];
+    let wide = wide.iter().flat_map(|cases| cases()).filter(|case| case.on_devices == OnDevices::Hardware);
     let cases = shapes.map(|shape| prepared(shape).on_hardware()).into_iter().chain(wide);
     check_steps(cases, &[1040], 496);
 }

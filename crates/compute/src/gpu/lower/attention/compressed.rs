@@ -58,10 +58,13 @@ impl Lowering<'_> {
             };
             self.choose(&choice);
         }
-        self.shape.bands().for_each(|band| self.attend_entries(&shape, a, &band, pool));
+        match self.gathered_entries(&shape, a.sinks, pool) {
+            Some(gathered) => self.gathered(&gathered, [a.q, a.out].map(|value| self.value(value)), None),
+            None => self.shape.bands().for_each(|band| self.attend_entries(&shape, a, &band, pool)),
+        }
     }
 
-    fn page_layout(&self, shape: &CompressedAttention) -> PageConstants {
+    pub(super) fn page_layout(&self, shape: &CompressedAttention) -> PageConstants {
         PageConstants {
             page: shape.page_elements(),
             token: shape.token_width(),

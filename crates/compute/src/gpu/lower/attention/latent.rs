@@ -66,7 +66,12 @@ impl Lowering<'_> {
         let AttentionScratch { query, mixed, .. } = self.memory.scratch.attention;
         let (query, mixed) = (Slice::from(query), Slice::from(mixed));
         let (q_nope, out) = (self.value(q_nope), self.value(out));
-        let on_groups = sinks.is_none() && chosen.is_none() && self.takes_wide_latents(&shape);
+        let suits = chosen.as_ref().map_or(sinks.is_none(), |chosen| self.gathers_tokens(chosen));
+        let on_groups = suits && self.takes_wide_latents(&shape);
+        let given = sinks.map(|sinks| self.vector(sinks));
+        let gathered = chosen
+            .filter(|_| on_groups)
+            .and_then(|chosen| self.gathered_latents(&shape, &chosen, given, latents));
         let products = self.wide_products(&shape);
         let (k, part) = to_latents(weights, &shape, on_groups);
         match products {
@@ -84,8 +89,11 @@ impl Lowering<'_> {
         let tile = self.heads_width(heads, part.out);
         // Of one split, attention writes what the products take.
         let enters = on_groups && products.is_some() && self.shape.splits == 1;
-        if on_groups {
-            self.wide_latents(&shape, [query, latents, mixed], enters.then_some(tile));
+        let tile_if_entered = enters.then_some(tile);
+        if let Some(gathered) = gathered {
+            self.gathered(&gathered, [query, mixed], tile_if_entered);
+        } else if on_groups {
+            self.wide_latents(&shape, [query, latents, mixed], tile_if_entered);
         } else {
             let dims = [width, rank, width, width];
             let (reach, added, ahead) = ([0; 2], None, false);

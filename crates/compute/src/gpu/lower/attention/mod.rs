@@ -3,6 +3,7 @@
 mod attend;
 mod compressed;
 mod decode;
+mod gathered;
 mod heads;
 mod latent;
 mod tensor;

@@ -7,11 +7,16 @@ use crate::gpu::lower::context::{Launch, Lowering};
 use crate::gpu::memory::Band;
 use crate::graph::LatentAttention;
 
-/// Queries of a tile.
-const QUERIES: usize = 64;
-const THREADS: u32 = 512;
+/// Of `kernels/cuda/latent_groups.h`: queries of a tile, and threads.
+pub(super) const QUERIES: usize = 64;
+pub(super) const THREADS: u32 = 512;
 /// Bytes of 64 rows of 64 channels.
 const PART: usize = 64 * 64 * 2;
+
+/// Shared memory of these kernels: queries, two tiles of keys of so many channels, weights.
+pub(super) fn shared_bytes(key: usize) -> u32 {
+    (1024 + 3 * key.div_ceil(64) * PART + PART) as u32
+}
 
 /// The kernel for latents and rotated keys of so many channels.
 fn kernel(shape: &LatentAttention) -> Option<&'static str> {
@@ -24,7 +29,7 @@ fn kernel(shape: &LatentAttention) -> Option<&'static str> {
 }
 
 impl Lowering<'_> {
-    /// Whether these kernels suit an attention without sinks over all latents.
+    /// Whether these kernels suit an attention without sinks over all latents, or `gathered`'s one over some.
     pub(super) fn takes_wide_latents(&self, shape: &LatentAttention) -> bool {
         kernel(shape).is_some()
             && self.memory.scratch.tensor.is_some()
@@ -72,10 +77,8 @@ impl Lowering<'_> {
         } else {
             rows * heads.div_ceil(QUERIES) * splits
         };
-        // Queries, two pages, weights.
-        let shared = 1024 + 3 * (rank + rope).div_ceil(64) * PART + PART;
         let dispatch = launch.over([works.min(self.memory.info.multiprocessors), 1, 1], THREADS);
-        self.run.push(Dispatch { shared: shared as u32, ..dispatch });
+        self.run.push(Dispatch { shared: shared_bytes(rank + rope), ..dispatch });
         if splits > 1 {
             self.combine([parts, stats, out], rows * heads, splits, rank);
         }
