@@ -72,13 +72,17 @@ impl DeviceExperts {
         {
             self.tell(device, beside)?;
         }
-        if missing.is_empty() || !at_once && !shown.is_empty() {
-            self.show(device, set, &shown)?;
-            body(device)?;
-            shown.clear();
-        }
         if missing.is_empty() {
-            return Ok(());
+            self.show_all(device, set, &[])?;
+            return body(device);
+        }
+        if !at_once {
+            self.forget_shown(set);
+            if !shown.is_empty() {
+                self.show(device, set, &shown)?;
+                body(device)?;
+            }
+            shown.clear();
         }
 
         let part = if at_once { guests.len() } else { (guests.len() / PARTS).clamp(1, PART_EXPERTS) };
@@ -134,8 +138,7 @@ impl DeviceExperts {
             if let Some(beside) = beside {
                 self.tell(device, beside)?;
             }
-            shown.extend(&brought);
-            self.show(device, set, &shown)?;
+            self.show_all(device, set, &brought)?;
             body(device)?;
             self.keep(device, set, brought, source)?;
         }

@@ -30,6 +30,8 @@ pub(super) struct Set {
     table: usize,
     /// Slot of each expert within the class.
     pub(super) slots: Vec<Option<usize>>,
+    /// Its part of the table as the device has it; nothing where that is not known.
+    shown: Vec<u32>,
 }
 
 /// Slots of one size.
@@ -189,6 +191,7 @@ impl DeviceExperts {
                 class: 0,
                 table: 0,
                 slots: vec![],
+                shown: vec![],
             };
             let tiers = Tiers::new(device, graph, &plan)?;
             return Ok(Self {
@@ -221,7 +224,7 @@ impl DeviceExperts {
         let sizes = graph.expert_sets().iter().map(|set| set.experts).zip(entries(graph));
         for ((layout, class), (experts, entries)) in layouts.into_iter().zip(plan.class_of).zip(sizes) {
             let (ExpertLayout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
-            sets.push(Set { parts, gated, class, table: first, slots });
+            sets.push(Set { parts, gated, class, table: first, slots, shown: vec![] });
             first += entries;
         }
         let slots = device.alloc(end.max(ALIGNMENT))?;
@@ -390,9 +393,7 @@ impl DeviceExperts {
         for set in (0..self.sets.len()).map(ExpertSetId) {
             let ids: Vec<u32> = self.held.ids(self.sets[set.0].slots.len()).collect();
             self.load(device, set, &ids, source)?;
-            let slots = self.sets[set.0].slots.iter().zip(0..);
-            let shown: Vec<_> = slots.filter_map(|(slot, id)| Some((id, (*slot)?))).collect();
-            self.show(device, set, &shown)?;
+            self.show_all(device, set, &[])?;
         }
         self.loaded = true;
         Ok(())
@@ -431,13 +432,40 @@ impl DeviceExperts {
         id: ExpertSetId,
         shown: &[(u32, usize)],
     ) -> Result<()> {
+        device.upload(self.own_table(id), &words(&self.table_of(id, shown.iter().copied())))
+    }
+
+    /// Writes a set's part of the table, if it is not so: all experts that have slots, and these guests.
+    pub(super) fn show_all(
+        &mut self,
+        device: &mut dyn Device,
+        id: ExpertSetId,
+        guests: &[(u32, usize)],
+    ) -> Result<()> {
+        let slots = self.sets[id.0].slots.iter().zip(0..);
+        let own = slots.filter_map(|(slot, id)| Some((id, (*slot)?)));
+        let table = self.table_of(id, own.chain(guests.iter().copied()));
+        if self.sets[id.0].shown != table {
+            self.forget_shown(id);
+            device.upload(self.own_table(id), &words(&table))?;
+            self.sets[id.0].shown = table;
+        }
+        Ok(())
+    }
+
+    /// A set's part of the table is not known any more.
+    pub(super) fn forget_shown(&mut self, id: ExpertSetId) {
+        self.sets[id.0].shown.clear();
+    }
+
+    fn table_of(&self, id: ExpertSetId, shown: impl Iterator<Item = (u32, usize)>) -> Vec<u32> {
         let set = &self.sets[id.0];
         let class = &self.classes[set.class];
         let mut table = vec![ABSENT; set.slots.len()];
-        for (expert, slot) in shown {
-            table[*expert as usize] = ((class.start + slot * class.slot_bytes) / ALIGNMENT) as u32;
-        }
-        device.upload(self.own_table(id), &words(&table))
+        shown.for_each(|(expert, slot)| {
+            table[expert as usize] = ((class.start + slot * class.slot_bytes) / ALIGNMENT) as u32;
+        });
+        table
     }
 }
 

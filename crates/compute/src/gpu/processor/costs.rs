@@ -5,6 +5,8 @@ pub(crate) const MOST_SHARED: usize = 64;
 
 /// What counts of a measurement when the next one comes.
 const KEPT: f64 = 0.5;
+/// What took more than so many times as long as usual was held up.
+const HELD_UP: f64 = 3.0;
 /// A share must make a batch this much faster to be larger than another.
 const WORTH: f64 = 0.98;
 
@@ -49,8 +51,15 @@ impl Line {
         }
     }
 
+    /// As if what took much longer than `usual` says, a start and a slope, had taken less: a thread that others kept from its core
+    /// says nothing of the work.
+    pub(super) fn add_unless_held_up(&mut self, n: f64, time: f64, [start, slope]: [f64; 2]) {
+        let usual = start + slope * n;
+        self.add(n, if usual > 0.0 { time.min(HELD_UP * usual) } else { time });
+    }
+
     /// Start and slope of the line of least squares; neither is negative.
-    fn fit(self) -> [f64; 2] {
+    pub(super) fn fit(self) -> [f64; 2] {
         let spread = self.count * self.squares - self.n * self.n;
         if self.count <= 0.0 {
             return [0.0; 2];
@@ -117,6 +126,17 @@ impl Costs {
         self.hand_over = KEPT * self.hand_over + (1.0 - KEPT) * beside;
     }
 
+    /// Forgets what batches have shown of the processor: it is to be tried again.
+    pub(super) fn forget_processor(&mut self) {
+        self.processor.since = Line::default();
+        self.hand_over = self.guess;
+    }
+
+    /// Start and slope of what the processor takes.
+    pub(super) fn usual(&self) -> [f64; 2] {
+        self.processor.line()
+    }
+
     /// Nanoseconds until so many experts are there over the bus.
     pub(super) fn bus(&self, experts: f64) -> f64 {
         let [begin, fetch] = self.bus.line();
@@ -141,6 +161,12 @@ impl Costs {
             (1..=missing).fold(0, better) as u32
         })
     }
+}
+
+/// The one in the middle of what was measured; nothing of nothing.
+pub(super) fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 /// The same part of all missing experts, rounded.
@@ -186,6 +212,21 @@ mod tests {
         (0..10).for_each(|_| costs.add(Line::default(), Line::default(), [0.0; 3]));
         assert_eq!(costs.shares()[1], 1);
         assert_eq!(fixed_shares(0.5)[..5], [0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn who_is_held_up_once_is_not_taken_for_slow() {
+        let mut line = Line::default();
+        for request in 0..40 {
+            let time = if request == 7 { 50e6 } else { 20e3 + 30e3 * f64::from(request % 4 + 1) };
+            line.add_unless_held_up(f64::from(request % 4 + 1), time, [20e3, 30e3]);
+        }
+        let [start, slope] = line.fit();
+        assert!((start + 2.0 * slope) < 1.2 * 80e3, "{start} + n · {slope}");
+        let mut first = Line::default();
+        first.add_unless_held_up(2.0, 90e3, [0.0; 2]);
+        assert_eq!(first.fit(), [0.0, 45e3]);
+        assert_eq!((median(vec![3.0, 50.0, 1.0]), median(vec![])), (3.0, 0.0));
     }
 
     #[test]

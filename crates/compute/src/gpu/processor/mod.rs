@@ -14,13 +14,13 @@ mod trials;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(super) use self::beside::Beside;
 pub(super) use self::costs::MOST_SHARED;
-use self::costs::{Costs, Line, fixed_shares};
+use self::costs::{Costs, Line, fixed_shares, median};
 use self::desk::Desk;
 pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS};
 pub(super) use self::experts::HandedSet;
@@ -35,6 +35,12 @@ use crate::{Error, Result};
 const SPINS: u32 = 40_000;
 /// Batches after which the shares are looked at again.
 const LOOKED_AT: u32 = 32;
+/// Where the processor has no share: looks after which it is given `TRIED_PART` for `TRIED` batches, to see whether it is still slow.
+/// Each time that it is, they are twice as many, up to `MOST_IDLE`.
+const IDLE_LOOKS: u32 = 2;
+const MOST_IDLE: u32 = 256;
+const TRIED: u32 = 3;
+const TRIED_PART: f32 = 0.3;
 /// Looks at an empty desk after which others may have the core.
 const PATIENCE: u32 = 1 << 14;
 /// Looks in vain after which a device is one that takes its time, whose requests may wait for a tenth of a millisecond.
@@ -55,9 +61,16 @@ struct Shared {
     /// All experts in host memory.
     host: HostMemory,
     /// What requests took, by their experts, since that was last looked at.
-    took: Mutex<Line>,
+    took: Mutex<Took>,
     /// Whether a request could not be computed.
     failed: AtomicBool,
+}
+
+/// What requests took, and what they usually do: a start and nanoseconds an expert.
+#[derive(Debug, Default)]
+struct Took {
+    line: Line,
+    usual: [f64; 2],
 }
 
 /// Memory that outlives the thread, and that nothing writes while it runs.
@@ -82,8 +95,11 @@ pub(super) struct Processor {
     share: ProcessorShare,
     costs: Option<Costs>,
     shares: [u32; MOST_SHARED + 1],
-    /// Batches since the shares were last looked at.
+    /// Batches since the shares were last looked at, and after how many that happens next.
     batches: u32,
+    looked_at: u32,
+    /// Looks at which nothing was handed over, and after how many of them something is.
+    idle: [u32; 2],
 }
 
 impl Processor {
@@ -113,7 +129,16 @@ impl Processor {
             took: Mutex::default(),
             failed: AtomicBool::new(false),
         });
-        Ok(Self { shared, thread: None, share, costs: None, shares: [0; MOST_SHARED + 1], batches: 0 })
+        Ok(Self {
+            shared,
+            thread: None,
+            share,
+            costs: None,
+            shares: [0; MOST_SHARED + 1],
+            batches: 0,
+            looked_at: LOOKED_AT,
+            idle: [0, IDLE_LOOKS],
+        })
     }
 
     /// Begins to look at the desk: before a batch is queued. The first time it finds out what the processor can take.
@@ -132,6 +157,7 @@ impl Processor {
                 None => {
                     let costs = self.trial(device, tiers, slots, &pool)?;
                     self.costs = Some(costs);
+                    self.shared.took().usual = costs.usual();
                     costs.shares()
                 }
             };
@@ -165,13 +191,31 @@ impl Processor {
             return Err(Error::Device { reason: "the processor could not compute its experts".into() });
         }
         self.batches += 1;
-        let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= LOOKED_AT) else { return Ok(()) };
-        self.batches = 0;
+        let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= self.looked_at) else { return Ok(()) };
+        (self.batches, self.looked_at) = (0, LOOKED_AT);
         let [batches, experts, squares, time, products, rest @ ..] = hand_over.take_times(device)?;
         let bus = Line::of_sums([batches, experts, squares, time, products]);
-        let processor = std::mem::take(&mut *self.shared.took.lock().unwrap_or_else(PoisonError::into_inner));
-        costs.add(bus, processor, rest);
-        let shares = costs.shares();
+        let handed = {
+            let mut took = self.shared.took();
+            let handed = std::mem::take(&mut took.line);
+            costs.add(bus, handed, rest);
+            took.usual = costs.usual();
+            handed
+        };
+        let mut shares = costs.shares();
+        let [idle, patience] = &mut self.idle;
+        if shares.iter().any(|share| *share > 0) {
+            self.idle = [0, IDLE_LOOKS];
+        } else if handed != Line::default() {
+            // It was tried.
+            self.idle = [0, (2 * *patience).min(MOST_IDLE)];
+        } else if *idle + 1 < *patience {
+            *idle += 1;
+        } else {
+            costs.forget_processor();
+            shares = fixed_shares(TRIED_PART);
+            self.looked_at = TRIED;
+        }
         self.publish(device, hand_over, shares)
     }
 
@@ -213,15 +257,15 @@ impl Processor {
         };
         // Copies go where a prompt before may still read.
         device.synchronize()?;
-        let (mut bus, mut processor) = (Line::default(), Line::default());
+        let (mut copied, mut computed) = (vec![], EXPERTS.map(|_| vec![]));
         let mut scratch = Scratch::default();
         let mut next = 0;
         for round in 0..ROUNDS {
             let copies = COPIES * EXPERTS.iter().sum::<usize>();
-            let mut computed = Duration::ZERO;
+            let mut computing = Duration::ZERO;
             let start = Instant::now();
             tiers.try_copies(device, slots, index, copies)?;
-            for experts in EXPERTS {
+            for (experts, times) in EXPERTS.into_iter().zip(&mut computed) {
                 let pairs: Vec<_> = (0..experts)
                     .map(|i| desk::HandedPair { expert: ((next + i) % set.experts()) as u32, pair: 0 })
                     .collect();
@@ -231,24 +275,30 @@ impl Processor {
                 let matrices = |expert| set.matrices(host, expert);
                 compute(pool, set, matrices, &self.shared.desk, &pairs, &mut scratch)?;
                 let took = begin.elapsed();
-                computed += took;
+                computing += took;
                 if round > 0 {
-                    processor.add(experts as f64, took.as_nanos() as f64);
+                    times.push(took.as_nanos() as f64);
                 }
             }
             device.finish_copies()?;
             let mut took = start.elapsed();
-            if computed > took / 2 {
+            if computing > took / 2 {
                 // The copies may have ended long before.
                 let start = Instant::now();
                 tiers.try_copies(device, slots, index, copies)?;
                 device.finish_copies()?;
                 took = start.elapsed();
             }
-            let each = took.as_nanos() as f64 / copies as f64;
             if round > 0 {
-                (1..=4).for_each(|n| bus.add(f64::from(n), BEGIN + f64::from(n) * each));
+                copied.push(took.as_nanos() as f64 / copies as f64);
             }
+        }
+        // Not means: a round in which threads waited for a core says nothing.
+        let (mut bus, mut processor) = (Line::default(), Line::default());
+        let each = median(copied);
+        (1..=4).for_each(|n| bus.add(f64::from(n), BEGIN + f64::from(n) * each));
+        for (experts, times) in EXPERTS.into_iter().zip(computed) {
+            processor.add(experts as f64, median(times));
         }
         Ok(Costs::new(bus, processor, HAND_OVER))
     }
@@ -266,6 +316,10 @@ impl Drop for Processor {
 }
 
 impl Shared {
+    fn took(&self) -> MutexGuard<'_, Took> {
+        self.took.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Answers requests until the end.
     fn look(&self, pool: &ThreadPool) {
         let (mut scratch, mut pairs) = (Scratch::default(), vec![]);
@@ -297,7 +351,8 @@ impl Shared {
                     }
                     self.desk.answer();
                     let took = begin.elapsed().as_nanos() as f64;
-                    self.took.lock().unwrap_or_else(PoisonError::into_inner).add(experts as f64, took);
+                    let all = &mut *self.took();
+                    all.line.add_unless_held_up(experts as f64, took, all.usual);
                     looks = 0;
                 }
                 _ => {
