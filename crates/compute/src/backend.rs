@@ -243,7 +243,7 @@ pub trait ExpertSource {
     }
 
     /// Offers an expert that the caller held and gives up. A source that takes it calls `copy` with the planes of gate, up
-    /// and down in its memory, which are written until the caller says that they were [`exchanged`](Self::exchanged).
+    /// and down in its memory, which are written until the caller says that what was given has [`arrived`](Self::arrived).
     ///
     /// # Errors
     /// What `copy` returns.
@@ -256,8 +256,10 @@ pub trait ExpertSource {
         Ok(false)
     }
 
-    /// Says that experts which were given have arrived, and that the caller holds `experts` of a set itself: they need not
-    /// stay in host memory.
+    /// Says that all experts which were given have arrived. Before that none of them is asked for.
+    fn arrived(&mut self) {}
+
+    /// Says that the caller holds `experts` of a set itself: they need not stay in host memory.
     fn exchanged(&mut self, _set: ExpertSetId, _experts: &[u32]) {}
 
     /// Hands over `experts` (distinct, ascending ids).
@@ -293,6 +295,15 @@ pub trait Backend {
     /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
     /// to say it.
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize;
+
+    /// Rows of a batch with which prompts are about as fast as they can be, if that is more than on a processor and there is
+    /// room for what so many take; `options` are for fewer.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`], [`Error::Device`].
+    fn prompt_rows(&self, _graph: &Graph, _options: CompileOptions) -> Result<Option<usize>> {
+        Ok(None)
+    }
 
     /// Whether a token's logits have the same bits whatever else is in its batch, and so those of several tokens of a sequence the
     /// bits that they have one by one.

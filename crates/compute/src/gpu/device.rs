@@ -371,6 +371,31 @@ pub trait Device: Send + Any {
         self.download(from, to)
     }
 
+    /// As [`Device::copy_out`], but beside other copies too, and `to` is written until [`Device::are_away`] says that all such
+    /// copies have ended. Nothing may write the source but what is started after [`Device::after_away`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy_away(&mut self, from: Slice, to: &mut [u8]) -> Result<()> {
+        self.download(from, to)
+    }
+
+    /// Whether all copies of [`Device::copy_away`] have ended; if `waits`, they have.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn are_away(&mut self, _waits: bool) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// What is queued and copied from now on comes after all copies of [`Device::copy_away`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn after_away(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// As [`crate::backend::Executable::pin`].
     fn pin(&mut self, _memory: &mut [u8]) -> Option<Box<dyn Send>> {
         None

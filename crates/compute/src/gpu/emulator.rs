@@ -72,6 +72,18 @@ struct Buffer {
     name: CString,
 }
 
+/// A copy to host memory that is made some time before it is waited for.
+struct Away {
+    from: Slice,
+    to: *mut [u8],
+}
+
+// SAFETY: memory that whoever started the copy leaves to it until it is waited for.
+unsafe impl Send for Away {}
+
+/// Looks at copies of which they have ended at one.
+const LATE: u64 = 3;
+
 /// A device that is emulated.
 #[derive(Default)]
 pub struct Emulator {
@@ -85,6 +97,7 @@ pub struct Emulator {
     /// Appended to names of units: a unit with a planted fault.
     fault: Option<String>,
     random: u64,
+    away: Vec<Away>,
     /// Groups run so far, and one: their numbers tell this dispatch's writes from earlier ones.
     groups: u32,
     /// The number of the first one of the dispatches right before.
@@ -385,6 +398,27 @@ impl Device for Emulator {
         let (to_data, to_written) = self.bytes(to, bytes)?;
         to_data.copy_from_slice(&data);
         to_written.copy_from_slice(&written);
+        Ok(())
+    }
+
+    fn copy_away(&mut self, from: Slice, to: &mut [u8]) -> Result<()> {
+        self.away.push(Away { from, to });
+        Ok(())
+    }
+
+    fn are_away(&mut self, waits: bool) -> Result<bool> {
+        let ended = waits || self.next_random().is_multiple_of(LATE);
+        if ended {
+            self.after_away()?;
+        }
+        Ok(ended)
+    }
+
+    fn after_away(&mut self) -> Result<()> {
+        for Away { from, to } in std::mem::take(&mut self.away) {
+            // SAFETY: nothing else uses the memory until the copy has ended, by the contract of `copy_away`.
+            self.download(from, unsafe { &mut *to })?;
+        }
         Ok(())
     }
 

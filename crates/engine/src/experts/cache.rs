@@ -509,13 +509,6 @@ impl ExpertCache {
         }
         self.announced.clear();
         self.failed.clear();
-        self.let_given_go();
-    }
-
-    fn let_given_go(&mut self) {
-        for key in self.given.drain(..) {
-            self.residency.let_go(key);
-        }
     }
 
     fn visit_all(
@@ -650,8 +643,13 @@ impl ExpertSource for ExpertCache {
         outcome.unwrap_or(Ok(())).map(|()| false)
     }
 
+    fn arrived(&mut self) {
+        for key in self.given.drain(..) {
+            self.residency.let_go(key);
+        }
+    }
+
     fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
-        self.let_given_go();
         for id in experts {
             let key = (set.0, *id);
             self.away[set.0][*id as usize] = true;

@@ -81,6 +81,10 @@ impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
         self.source.give(set, expert, copy)
     }
 
+    fn arrived(&mut self) {
+        self.source.arrived();
+    }
+
     fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
         self.source.exchanged(set, experts);
     }

@@ -181,6 +181,10 @@ impl ExpertSource for OwnSets<'_> {
         self.source.give(self.of(set), expert, copy)
     }
 
+    fn arrived(&mut self) {
+        self.source.arrived();
+    }
+
     fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
         self.source.exchanged(self.of(set), experts);
     }

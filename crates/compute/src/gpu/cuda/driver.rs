@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 /// Error codes of the driver that mean something to us.
 pub(super) const OUT_OF_MEMORY: c_int = 2;
+const NOT_READY: c_int = 600;
 const NO_DEVICE: c_int = 100;
 const SUCCESS: c_int = 0;
 /// Errors after which a context can do nothing any more: device not available, uncorrectable memory error, a fault of a
@@ -207,6 +208,7 @@ functions! {
     event_create = "cuEventCreate"(*mut Event, c_uint);
     event_destroy = "cuEventDestroy_v2"(Event);
     event_record = "cuEventRecord"(Event, Stream);
+    event_query = "cuEventQuery"(Event);
     event_synchronize = "cuEventSynchronize"(Event);
     event_elapsed = "cuEventElapsedTime"(*mut f32, Event, Event);
     module_load = "cuModuleLoadData"(*mut Module, *const c_void);
@@ -326,6 +328,15 @@ impl Driver {
     pub(super) fn set_cluster(&self, node: GraphNode, blocks: u32) -> Result<()> {
         let LaunchAttribute { id, value, .. } = LaunchAttribute::cluster(blocks);
         call!(self, graph_kernel_set(node, id, &value))
+    }
+
+    /// Whether what was queued before an event has ended.
+    pub(super) fn has_ended(&self, event: Event) -> Result<bool> {
+        // SAFETY: the event is live because the caller holds it.
+        match unsafe { (self.event_query)(event) } {
+            NOT_READY => Ok(false),
+            code => self.check("event_query", code).map(|()| true),
+        }
     }
 
     /// Device memory, or nothing if there is not enough.

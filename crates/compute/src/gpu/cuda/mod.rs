@@ -87,6 +87,9 @@ pub struct Cuda {
     stream: Stream,
     copies: Stream,
     copied: Event,
+    /// What [`Device::copy_away`] copies with, and after the last of it.
+    away: Stream,
+    went_away: Event,
     /// After the last copy to another GPU; and where this one stood when another's copy to it was queued.
     sent: Event,
     reached: Event,
@@ -178,6 +181,8 @@ impl Cuda {
             stream: Stream::NULL,
             copies: Stream::NULL,
             copied: Event::NULL,
+            away: Stream::NULL,
+            went_away: Event::NULL,
             sent: Event::NULL,
             reached: Event::NULL,
             neighbours: vec![],
@@ -193,7 +198,8 @@ impl Cuda {
         const NON_BLOCKING: c_uint = 1;
         call!(cuda.driver, stream_create(&mut cuda.stream, NON_BLOCKING))?;
         call!(cuda.driver, stream_create(&mut cuda.copies, NON_BLOCKING))?;
-        for event in [&mut cuda.copied, &mut cuda.sent, &mut cuda.reached] {
+        call!(cuda.driver, stream_create(&mut cuda.away, NON_BLOCKING))?;
+        for event in [&mut cuda.copied, &mut cuda.went_away, &mut cuda.sent, &mut cuda.reached] {
             call!(cuda.driver, event_create(event, NO_TIMING))?;
         }
         cuda.staging = Staging::new(&cuda.driver, STAGING_BYTES)?;
@@ -588,6 +594,28 @@ impl Device for Cuda {
         call!(self.driver, copy_to_host(to.as_mut_ptr().cast(), address, to.len(), self.copies))
     }
 
+    fn copy_away(&mut self, from: Slice, to: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        let address = self.address(from, to.len())?;
+        call!(self.driver, copy_to_host(to.as_mut_ptr().cast(), address, to.len(), self.away))?;
+        call!(self.driver, event_record(self.went_away, self.away))
+    }
+
+    fn are_away(&mut self, waits: bool) -> Result<bool> {
+        self.enter()?;
+        if waits {
+            self.counts.waits += 1;
+            return call!(self.driver, event_synchronize(self.went_away)).map(|()| true);
+        }
+        self.driver.has_ended(self.went_away)
+    }
+
+    fn after_away(&mut self) -> Result<()> {
+        self.enter()?;
+        call!(self.driver, stream_wait(self.copies, self.went_away, 0))?;
+        call!(self.driver, stream_wait(self.stream, self.went_away, 0))
+    }
+
     fn pin(&mut self, memory: &mut [u8]) -> Option<Box<dyn Send>> {
         self.enter().ok()?;
         let registered = Registered::new(&self.driver, self.ordinal, memory).ok()?;
@@ -664,11 +692,12 @@ impl Drop for Cuda {
         }
         self.kernels = None;
         self.staging.release(&self.driver);
-        for event in self.marks.iter().chain([&self.copied, &self.sent, &self.reached]) {
+        for event in self.marks.iter().chain([&self.copied, &self.went_away, &self.sent, &self.reached]) {
             let _ = call!(self.driver, event_destroy(*event));
         }
-        let _ = call!(self.driver, stream_destroy(self.copies));
-        let _ = call!(self.driver, stream_destroy(self.stream));
+        for stream in [self.away, self.copies, self.stream] {
+            let _ = call!(self.driver, stream_destroy(stream));
+        }
         let _ = call!(self.driver, context_release(self.ordinal));
     }
 }

@@ -28,6 +28,8 @@ const GUESTS: usize = 64;
 const PART_EXPERTS: usize = 8;
 /// Parts that are on their way or computed at a time, where there are enough guests.
 const PARTS: usize = 4;
+/// Experts that are on their way to host memory, at most, before they are waited for.
+const MOST_LEAVING: usize = 16;
 /// Experts that are read at once where nobody waits for them.
 const TAKEN_AT_ONCE: usize = 16;
 
@@ -48,7 +50,9 @@ impl DeviceExperts {
         mut beside: Option<&mut Beside>,
         body: impl Fn(&mut dyn Device) -> Result<()>,
     ) -> Result<()> {
-        self.settle(device, source)?;
+        let asked_for = |(owner, _): &(Owner, _)| owner.0 == set && ids.contains(&owner.1);
+        let waits = self.leaving.len() >= MOST_LEAVING || self.leaving.iter().any(asked_for);
+        self.settle(device, source, waits)?;
         self.clock += 1;
         let at_once = beside.is_some() || self.guests_suffice(set, ids.len());
         let mut chosen = ids.to_vec();
@@ -61,9 +65,14 @@ impl DeviceExperts {
                 None => missing.push(*id),
             }
         }
-        let class = &mut self.classes[self.sets[set.0].class];
+        let index = self.sets[set.0].class;
+        let class = &mut self.classes[index];
         shown.iter().for_each(|(_, slot)| class.slots[*slot].1 = self.clock);
         let guests = class.empty.clone();
+        let coming = if at_once { missing.len().min(guests.len()) } else { guests.len() };
+        if self.leaving.iter().any(|(_, [class, slot])| *class == index && guests[..coming].contains(slot)) {
+            device.after_away()?;
+        }
         self.counts[0] += chosen.len() as u64;
         self.counts[1] += missing.len() as u64;
         source.announce_missing(set, &chosen, &missing)?;
@@ -154,11 +163,16 @@ impl DeviceExperts {
         Ok(())
     }
 
-    /// Ends exchanges that are under way.
-    pub(crate) fn settle(&mut self, device: &mut dyn Device, source: &mut dyn ExpertSource) -> Result<()> {
-        if std::mem::take(&mut self.given) {
-            device.finish_copies()?;
-            source.exchanged(ExpertSetId(0), &[]);
+    /// Tells the source that what was given has arrived, if it has; if it `waits`, it has. No batch leaves experts on their way.
+    pub(crate) fn settle(
+        &mut self,
+        device: &mut dyn Device,
+        source: &mut dyn ExpertSource,
+        waits: bool,
+    ) -> Result<()> {
+        if !self.leaving.is_empty() && device.are_away(waits)? {
+            self.leaving.clear();
+            source.arrived();
         }
         Ok(())
     }
@@ -215,9 +229,13 @@ impl DeviceExperts {
             let Set { slots, .. } = &mut self.sets[set.0];
             slots[expert as usize] = None;
             let stored = self.sets[set.0].stored();
-            self.given = true;
             let given = source.give(set, expert, &mut |planes| copy_planes(device, from, stored, planes));
-            outcome = outcome.and(given.map(|_| ()));
+            let takes = given.map(|takes| {
+                if takes {
+                    self.leaving.push(((set, expert), [index, slot]));
+                }
+            });
+            outcome = outcome.and(takes);
         }
         outcome
     }
@@ -308,7 +326,7 @@ fn copy_planes(
     planes: &mut [&mut [u8]],
 ) -> Result<()> {
     let starts = parts.iter().flat_map(|part| &part.part.offsets[..part.matrix.dtype.planes()]);
-    starts.zip(planes).try_for_each(|(start, plane)| device.copy_out(slot.at(*start), plane))
+    starts.zip(planes).try_for_each(|(start, plane)| device.copy_away(slot.at(*start), plane))
 }
 
 #[cfg(test)]

@@ -64,8 +64,8 @@ pub(crate) struct DeviceExperts {
     loaded: bool,
     /// Experts that batches chose, those that were brought, and those that the processor computed.
     pub(super) counts: [u64; 3],
-    /// Whether experts are on their way to host memory.
-    pub(super) given: bool,
+    /// Experts on their way to host memory, with their classes and the slots that they leave.
+    pub(super) leaving: Vec<(Owner, [usize; 2])>,
 }
 
 /// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
@@ -206,7 +206,7 @@ impl DeviceExperts {
                 hand_over: None,
                 loaded: false,
                 counts: [0; 3],
-                given: false,
+                leaving: vec![],
             });
         }
         let chosen = most_chosen(graph);
@@ -242,7 +242,7 @@ impl DeviceExperts {
             hand_over: None,
             loaded: false,
             counts: [0; 3],
-            given: false,
+            leaving: vec![],
         })
     }
 

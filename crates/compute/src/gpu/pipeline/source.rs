@@ -39,6 +39,10 @@ impl ExpertSource for PartSource<'_> {
         self.whole.give(self.of(set), expert, copy)
     }
 
+    fn arrived(&mut self) {
+        self.whole.arrived();
+    }
+
     fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
         self.whole.exchanged(self.of(set), experts);
     }

@@ -243,7 +243,7 @@ impl GpuExecutable {
         let outcome = (0..prepared.pieces()).try_for_each(|piece| self.run_piece(&prepared, piece, experts));
         self.finish(prepared, outcome.is_ok());
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.memory.experts.settle(device, experts).and(outcome)?;
+        self.memory.experts.settle(device, experts, true).and(outcome)?;
         if rows <= FEW_ROWS
             && let Some((tiers, ..)) = self.memory.experts.tiers()
         {
