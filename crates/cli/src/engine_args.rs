@@ -102,7 +102,7 @@ pub struct EngineArgs {
     /// Compute threads [default: one per core]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub threads: Option<usize>,
-    /// Maximum tokens per evaluation [default: 512; up to 2048 when streaming; fewer if memory is short]
+    /// Maximum tokens per evaluation [default: 512; up to 2048 when streaming, up to 4096 on a GPU with room for it; fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub chunk: Option<usize>,
     /// Context length in tokens [default: the model's, at most 4096; less if memory is short]

@@ -25,7 +25,7 @@ impl Minima {
     /// # Errors
     /// [`Error::Option`] for zeros, [`Error::Compute`] if there is no device.
     pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
-        let place = |memory| Placement::new(model, backend, &Options { memory, ..options.clone() });
+        let place = |memory| Placement::least(model, backend, &Options { memory, ..options.clone() });
         let placement = match place(Some(0)) {
             Err(Error::Budget { minimum, .. }) => place(Some(minimum))?,
             other => other?,

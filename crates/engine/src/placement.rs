@@ -75,8 +75,24 @@ impl Placement {
     /// Fits `model` into the memory that `options` allow.
     ///
     /// # Errors
-    /// [`Error::Budget`] naming the least memory that works, [`Error::Option`] for zeros.
+    /// [`Error::Budget`] naming the least memory that works, [`Error::Option`] for zeros, [`Error::Compute`] if there is no
+    /// device.
     pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
+        let least = Self::least(model, backend, options)?;
+        if options.chunk.is_some() {
+            return Ok(least);
+        }
+        // Prompts of a GPU are faster in larger chunks, if there is room for them.
+        let Some(rows) = backend.prompt_rows(&model.graph, least.compile_options(options))? else {
+            return Ok(least);
+        };
+        let chunk = Some(rows.min(least.context));
+        let wider = Self::least(model, backend, &Options { chunk, ..options.clone() });
+        Ok(wider.ok().filter(|wider| wider.keep_experts == least.keep_experts).unwrap_or(least))
+    }
+
+    /// As [`Placement::new`], with no larger chunk than a small GPU gets.
+    pub(crate) fn least(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
         let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
         let kv_type = options.kv_type.unwrap_or(default_kv);
         kv_type.check(&model.graph)?;

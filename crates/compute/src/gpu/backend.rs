@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::device::Device;
+use super::device::{Device, DeviceInfo};
 use super::divided::{DividedExecutable, check_division, member_memory};
 use super::memory::{
     Held, all_bytes, device_keeps_experts, device_scratch_bytes, divide as divide_memory, least_memory, size,
@@ -19,6 +19,12 @@ use crate::{Error, Result, Tensor};
 
 /// The part of a device's memory that a graph beside another may take: one in so many.
 const BESIDE: u64 = 8;
+/// Rows of prompts that keep matrix units busy, most first, and the part of a device's memory that what they take may have: one in
+/// so many. On an H200 prompts of 4,096 tokens are 1.06 times as fast at once as by 2,048, and 2 times as by 512. Several devices
+/// overlap batches.
+const PROMPT_ROWS: [usize; 3] = [4096, 2048, 1024];
+const PROMPT_PART: u64 = 24;
+const OVERLAPPING_ROWS: usize = 2048;
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
 
@@ -147,6 +153,29 @@ impl Backend for GpuBackend {
             Ok((graph, ends)) => device_scratch_bytes(&graph, &ends, options.max_rows),
             Err(_) => device_scratch_bytes(graph, &Ends::default(), options.max_rows),
         }
+    }
+
+    fn prompt_rows(&self, graph: &Graph, options: CompileOptions) -> Result<Option<usize>> {
+        if !self.options.host_memory || self.options.expert_slots.is_some() {
+            return Ok(None);
+        }
+        let infos = (0..self.devices.len()).map(|index| Ok(self.open(index)?.info()));
+        let infos: Vec<DeviceInfo> = infos.collect::<Result<_>>()?;
+        if infos.iter().any(|info| !info.tensor_cores) {
+            return Ok(None);
+        }
+        let memories = infos.iter().enumerate();
+        let memory =
+            memories.map(|(index, info)| usable(info, self.memory_of(index, &options))).min().unwrap_or(0);
+        let most = if infos.len() > 1 { OVERLAPPING_ROWS } else { usize::MAX };
+        for max_rows in PROMPT_ROWS.into_iter().filter(|rows| *rows > options.max_rows && *rows <= most) {
+            let wider = CompileOptions { max_rows, ..options };
+            let fits = self.scratch_bytes(graph, wider) as u64 <= memory / PROMPT_PART;
+            if fits && self.least_memory(graph, wider)?.is_some_and(|least| least <= memory) {
+                return Ok(Some(max_rows));
+            }
+        }
+        Ok(None)
     }
 
     fn refuses(&self, graph: &Graph) -> Option<&'static str> {

@@ -28,7 +28,8 @@ pub struct Options {
     pub reserved: u64,
     /// Expert slots, in place of those that the memory budget leaves.
     pub expert_cache: Option<usize>,
-    /// Most tokens evaluated at once. By default 512, up to 2048 where experts stream, or fewer if memory is short.
+    /// Most tokens evaluated at once. By default 512, up to 2048 where experts stream, up to 4096 on a GPU with room for that, or
+    /// fewer if memory is short.
     pub chunk: Option<usize>,
     /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
     /// memory is short.
