@@ -96,7 +96,8 @@ def units() -> list[Unit]:
     streamed = re.findall(r"^struct Columns256<(\w+)>", (KERNELS / "cuda/expert_panels.cu").read_text(), re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
     others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "warpgroup_attention"]
-    others += ["latent_attention", "chosen_attention", "latent_products", "tensor_decode", "early", "joint_rows", "joint_experts", "meet"]
+    others += ["latent_attention", "chosen_attention", "block_attention", "latent_products", "tensor_decode", "early"]
+    others += ["joint_rows", "joint_experts", "meet"]
     return common + gemm + wide + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 

@@ -3,7 +3,7 @@
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, and states in registers, which are limited.
 
 use crate::gpu::memory::is_plain;
-use crate::graph::{CompressedCacheId, Graph, Op};
+use crate::graph::{BlockScore, CompressedCacheId, Graph, Op};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
@@ -46,6 +46,10 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         Op::Linear(_) | Op::MoeExperts(_) => {
             (!is_plain(graph, op)).then_some("adapters in other encodings than F32, F16 and BF16")
         }
+        Op::ChooseBlocks(op) => {
+            let by_token = op.choice.score != BlockScore::Sum;
+            (by_token && op.choice.index.head_dim > 512).then_some("an index of more than 512 channels")
+        }
         Op::SoftmaxMix(op) => (op.values.len() > 14).then_some("mixtures of more than 14 values"),
         Op::BidirectionalAttention(op) => {
             (op.q.width() / op.heads > 128).then_some("heads of more than 128 channels that see all rows")
@@ -76,7 +80,6 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
         | Op::HeadScale(_)
         | Op::WindowPool(_)
         | Op::WindowMean(_)
-        | Op::ChooseBlocks(_)
         | Op::CausalConv1d(_)
         | Op::NGramEmbed(_)
         | Op::HyperCollapse(_)

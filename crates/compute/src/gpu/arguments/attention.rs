@@ -208,6 +208,23 @@ arguments! {
         has_sinks: bool,
     }
 
+    ["cuda/block_attention.cu" BlockAttentionConstants]
+    /// Of `block_attention_…`.
+    BlockAttentionConstants {
+        heads: usize,
+        kv_heads: usize,
+        share: usize,
+        chunks: usize,
+        /// Times log₂ e.
+        scale: f32,
+        splits: usize,
+        has_sinks: bool,
+        groups: usize,
+        top_k: usize,
+        block: usize,
+        tail: bool,
+    }
+
     ["compressed.h" Layout]
     /// Pages of tokens and entries.
     PageConstants { page: usize, token: usize, entry: usize, stride: usize, kv_type: u32 }

@@ -168,22 +168,54 @@ KERNEL(index_scores, IndexConstants, (const float, q), (const float, weights), (
     if (ctx.thread() < TILE_ENTRIES && own < entries) scores[(ulong)ctx.group_y() * c.room + own] = score * c.factor;
 }
 
+// Channels of a query that `block_scores` has in threadgroup memory.
+CONSTANT uint MOST_CHANNELS = 512;
+
+// q · key over all channels in order; `wide` is whether a key can be loaded eight elements at a time.
+DEVICE float scored(SPTR(const float) q, GPTR(const uchar) cache, ulong key, uint dim, bool wide, uint kv_type) {
+    float dot = 0.0f;
+    if (!wide) {
+        for (uint i = 0; i < dim; ++i) dot = fma_of(q[i], cached(cache, key + i, kv_type), dot);
+        return dot;
+    }
+    const GPTR(const uchar) from = cache + key * 2;
+    for (uint i = 0; i < dim; i += 8) {
+        const Word4 w = load_u32x4(from, 2 * i);
+        const Float4 a = load_f32x4(q, i), b = load_f32x4(q, i + 4);
+        dot = fma_of(a.x, f16_to_f32((ushort)w.x), dot);
+        dot = fma_of(a.y, f16_to_f32((ushort)(w.x >> 16)), dot);
+        dot = fma_of(a.z, f16_to_f32((ushort)w.y), dot);
+        dot = fma_of(a.w, f16_to_f32((ushort)(w.y >> 16)), dot);
+        dot = fma_of(b.x, f16_to_f32((ushort)w.z), dot);
+        dot = fma_of(b.y, f16_to_f32((ushort)(w.z >> 16)), dot);
+        dot = fma_of(b.z, f16_to_f32((ushort)w.w), dot);
+        dot = fma_of(b.w, f16_to_f32((ushort)(w.w >> 16)), dot);
+    }
+    return dot;
+}
+
 // The largest q · key of each block's tokens up to the row → scores (rows from c.row on, groups, room), infinity for those that
 // are always chosen. A warp does a block. Grid: (room / warps, groups, rows).
 KERNEL(block_scores, IndexConstants, (const float, q), (const uchar, cache), (const Place, places), (const uint, pages),
        (float, scores)) {
-    const uint block = ctx.group_x() * ctx.warps() + ctx.warp(), group = ctx.group_y(), row = c.row + ctx.group_z();
+    SHARED(float, own, MOST_CHANNELS);
+    const uint first = ctx.group_x() * ctx.warps(), group = ctx.group_y(), row = c.row + ctx.group_z();
     const Place at = places[row];
-    if (block >= entries_to_choose(c, at)) return;
-    const GPTR(const float) own = q + ((ulong)row * c.heads + group) * c.dim;
+    const uint blocks = entries_to_choose(c, at), block = first + ctx.warp();
+    if (first >= blocks) return;
+    const ulong from = ((ulong)row * c.heads + group) * c.dim;
+    for (uint i = ctx.thread(); i < c.dim; i += ctx.threads()) own[i] = q[from + i];
+    barrier(ctx);
+    if (block >= blocks) return;
+    const Layout l = c.layout;
+    const bool wide = l.kv_type == KV_F16 && c.dim % 8 == 0 && c.key % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0
+                   && l.entry % 8 == 0;
     const bool always = block + c.local > at.position / c.block;
     const uint begin = block * c.block, seen = at.position + 1, end = begin + c.block < seen ? begin + c.block : seen;
     float best = always ? infinity() : -infinity();
     uint poisoned = 0;
     for (uint token = begin + ctx.lane(); token < end && !always; token += 32) {
-        const ulong key = entry_at(c.layout, pages, at, token) + c.key;
-        float dot = 0.0f;
-        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.kv_type);
+        const float dot = scored(own, cache, entry_at(l, pages, at, token) + c.key, c.dim, wide, l.kv_type);
         poisoned |= dot != dot ? 1 : 0;
         best = dot > best ? dot : best;
     }

@@ -191,7 +191,9 @@ impl Processor {
             return Err(Error::Device { reason: "the processor could not compute its experts".into() });
         }
         self.batches += 1;
-        let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= self.looked_at) else { return Ok(()) };
+        let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= self.looked_at) else {
+            return Ok(());
+        };
         (self.batches, self.looked_at) = (0, LOOKED_AT);
         let [batches, experts, squares, time, products, rest @ ..] = hand_over.take_times(device)?;
         let bus = Line::of_sums([batches, experts, squares, time, products]);

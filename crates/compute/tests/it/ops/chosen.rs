@@ -76,12 +76,38 @@ pub fn attention_over_chosen_blocks() -> Vec<Case> {
             cases.push(if (i + j) % 3 == 0 { case } else { case.off_devices() });
         }
     }
+    cases.extend(published_blocks());
     cases
 }
 
 /// Whole numbers, which are the same in f16: so are choices then.
 pub fn whole_input(r: &mut Recorder, width: usize) -> Value {
     r.input_of(width, |random| (random.uniform() * 9.0).floor() - 4.0)
+}
+
+/// With heads as published models have them: GPUs with tensor cores have kernels of their own for these.
+fn published_blocks() -> Vec<Case> {
+    let index = EntryIndex { heads: 2, head_dim: 4, top_k: 3 };
+    let best = BlockChoice { index, block: 16, score: BlockScore::BestToken { local: 1 } };
+    let sums = BlockChoice { block: 5, score: BlockScore::Sum, index: EntryIndex { top_k: 9, ..index } };
+    let wide = Attention::grouped(40, 2, 128, 0.1);
+    let shapes = [
+        (wide, best, false),
+        (wide, sums, true),
+        (Attention::grouped(10, 2, 64, 0.2), BlockChoice { block: 37, ..best }, true),
+        (Attention::grouped(32, 2, 64, 0.2), BlockChoice { block: 1, ..sums }, false),
+    ];
+    let case = |(shape, choice, sinks): (Attention, BlockChoice, bool)| {
+        let mut r = Recorder::new(6);
+        let dim = shape.head_dim;
+        let [q, k, v] = [shape.heads, shape.kv_heads, shape.kv_heads].map(|heads| r.input(heads * dim));
+        let sinks = sinks.then(|| r.vector(shape.heads));
+        let chosen = chosen_by(&mut r, choice, whole_input);
+        let out = r.graph.attention_over([q, k, v], shape, sinks, Some(chosen)).unwrap();
+        let case = r.case(format!("{shape:?} {choice:?}"), out).of("Attention");
+        case.in_pairs().without_poison().on_hardware()
+    };
+    shapes.map(case).into()
 }
 
 /// Latent attention with what few models have.

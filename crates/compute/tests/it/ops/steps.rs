@@ -120,6 +120,7 @@ fn rows_beside_others_with_fewer_parts_have_the_bits_of_single_steps() {
     let shapes = [(8, 1, 64, Some(400)), (16, 2, 128, None), (5, 1, 128, None)];
     let wide = [
         latent::latent_attention,
+        chosen::attention_over_chosen_blocks,
         chosen::latent_attention_over_chosen_blocks,
         compressed::compressed_attention,
     ];

@@ -201,10 +201,7 @@ struct Scorer {
             if (W::CONVERTS) barrier_wait(m.queries_full(), works & 1);
             for (u32 t = 0; t < w.tiles; t++) {
                 make_scores();
-                if (t + 1 == w.tiles) {
-                    __syncwarp();
-                    if (lane() == 0) barrier_arrive(m.queries_done());
-                }
+                if (t + 1 == w.tiles) barrier_arrive(m.queries_done());
                 soften(w, w.first_tile + t);
                 hand_over();
                 if (t + 1 == w.tiles) finish(w);
@@ -356,7 +353,7 @@ DEVICE void attend(const typename W::Arguments& g, const typename W::Constants& 
             for (u32 part = 0; part < S::PARTS; part++) barrier_init(m.full(i, part), GROUP);
             for (u32 half = 0; half < 2; half++) barrier_init(m.empty(i, half), 4);
         }
-        barrier_init(m.queries_done(), 4);
+        barrier_init(m.queries_done(), GROUP);
         barrier_init(m.queries_full(), GROUP);
         barrier_init(m.weights_full(), 4);
         barrier_init(m.weights_empty(), 8);

@@ -35,6 +35,11 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Heads that share a key head and a choice.
+pub(super) fn heads_that_share(a: &Attend, chosen: Chosen) -> usize {
+    gcd(a.heads / a.kv_heads, a.heads / chosen.groups)
+}
+
 /// Bytes of so many floats.
 pub(super) fn floats(count: usize) -> usize {
     count * size_of::<f32>()
@@ -142,8 +147,7 @@ impl Lowering<'_> {
         [q, keys, values]: [Slice; 3],
         out: Slice,
     ) {
-        // Heads that share a key head and a choice.
-        let share = gcd(a.heads / a.kv_heads, a.heads / chosen.groups);
+        let share = heads_that_share(a, chosen);
         let (chunks, rows, splits) = (share.div_ceil(QUERIES), band.rows.len(), band.splits);
         let [parts, stats] = self.splits_scratch();
         let to = if splits == 1 { out } else { parts };
@@ -152,6 +156,7 @@ impl Lowering<'_> {
         let places = self.places_from(first);
         let buffers = [q, keys, values, blocks, places, self.pages(), self.optional(a.sinks), stats, to];
         let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let on_tensor_cores = self.block_attention(a, chosen, band, [q, keys, values, blocks, to]);
         let constants = AttendChosenConstants {
             heads: a.heads,
             kv_heads: a.kv_heads,
@@ -171,8 +176,11 @@ impl Lowering<'_> {
             tail: chosen.tail,
         };
         let (unit, kernel) = ("attention", "attend_chosen");
-        let dispatch = Launch { unit, kernel, buffers: &buffers, constants: &constants }
-            .over([a.heads / share * chunks, splits, rows], ATTENTION_THREADS);
+        let plain = || {
+            let launch = Launch { unit, kernel, buffers: &buffers, constants: &constants };
+            launch.over([a.heads / share * chunks, splits, rows], ATTENTION_THREADS)
+        };
+        let dispatch = on_tensor_cores.unwrap_or_else(plain);
         self.run.push(dispatch);
         if splits > 1 {
             self.combine([parts, stats, out], rows * a.heads, splits, a.dims[1]);

@@ -138,8 +138,7 @@ impl Lowering<'_> {
             float_list: g.float_list,
             has_sinks: g.sinks.is_some(),
         };
-        let launch =
-            Launch { unit: "cuda/chosen_attention", kernel: g.kernel, buffers: &buffers, constants };
+        let launch = Launch { unit: "cuda/chosen_attention", kernel: g.kernel, buffers: &buffers, constants };
         let works = rows * g.heads.div_ceil(QUERIES) * splits;
         let dispatch = launch.over([works.min(self.memory.info.multiprocessors), 1, 1], THREADS);
         self.run.push(Dispatch { shared: shared_bytes(key), ..dispatch });

@@ -1,6 +1,7 @@
 //! Lowering of attention: which kernels make it.
 
 mod attend;
+mod blocks;
 mod compressed;
 mod decode;
 mod gathered;
