@@ -79,7 +79,7 @@ impl Placement {
     /// device.
     pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
         let least = Self::least(model, backend, options)?;
-        if options.chunk.is_some() {
+        if options.chunk.is_some() || least.chunk >= least.context {
             return Ok(least);
         }
         // Prompts of a GPU are faster in larger chunks, if there is room for them.

@@ -159,8 +159,9 @@ impl Backend for GpuBackend {
         if !self.options.host_memory || self.options.expert_slots.is_some() {
             return Ok(None);
         }
-        let infos = (0..self.devices.len()).map(|index| Ok(self.open(index)?.info()));
-        let infos: Vec<DeviceInfo> = infos.collect::<Result<_>>()?;
+        // Opened again below, which is quick as long as they are open.
+        let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
         if infos.iter().any(|info| !info.tensor_cores) {
             return Ok(None);
         }
