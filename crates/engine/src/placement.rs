@@ -309,7 +309,10 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use moeflux_compute::Tensor;
+    use moeflux_compute::backend::Executable;
     use moeflux_compute::cpu::CpuBackend;
+    use moeflux_compute::graph::Graph;
 
     use super::*;
     use crate::checkpoint::Checkpoint;
@@ -393,6 +396,54 @@ mod tests {
         let ratio = |a: usize, b: usize| a as f64 / b as f64;
         assert!((ratio(q8, f16) - 64.0 / 34.0).abs() < 0.01, "{q8} {f16}");
         assert!((ratio(f16, f32) - 2.0).abs() < 0.01, "{f16} {f32}");
+    }
+
+    /// A processor that says that it has room for many rows.
+    struct Roomy(CpuBackend);
+
+    impl Backend for Roomy {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
+            self.0.scratch_bytes(graph, options)
+        }
+
+        fn prompt_rows(&self, _: &Graph, _: CompileOptions) -> moeflux_compute::Result<Option<usize>> {
+            Ok(Some(2048))
+        }
+
+        fn compile(
+            &self,
+            graph: &Graph,
+            weights: Vec<Tensor>,
+            options: CompileOptions,
+        ) -> moeflux_compute::Result<Box<dyn Executable>> {
+            self.0.compile(graph, weights, options)
+        }
+    }
+
+    #[test]
+    fn prompts_come_in_larger_chunks_where_there_is_room() {
+        let shape = Shape::by_name("qwen3-30b-a3b").unwrap();
+        let recipe = Recipe { shape, layers: 2, encoding: Encoding::Q4KM, seed: 0, router_skew: 0.0 };
+        let plan = Plan::new(recipe).unwrap();
+        let backend = Roomy(CpuBackend::new(1, None).unwrap());
+        let chunk = |options: &Options| Placement::new(plan.model(), &backend, options).unwrap().chunk;
+        let all = Options { memory: Some(1 << 40), ..Options::default() };
+        assert_eq!(chunk(&all), 2048);
+        assert_eq!(chunk(&Options { context: Some(1000), ..all.clone() }), 1000);
+        assert_eq!(chunk(&Options { context: Some(300), ..all.clone() }), 300);
+        assert_eq!(chunk(&Options { chunk: Some(64), ..all.clone() }), 64);
+        assert_eq!(Placement::least(plan.model(), &backend, &all).unwrap().chunk, CHUNK);
+        // The least memory that does for a small chunk still does.
+        let least =
+            match Placement::least(plan.model(), &backend, &Options { memory: Some(1), ..all.clone() }) {
+                Err(Error::Budget { minimum, .. }) => minimum,
+                other => panic!("{other:?}"),
+            };
+        assert!(chunk(&Options { memory: Some(least), ..all }) < CHUNK);
     }
 
     #[test]

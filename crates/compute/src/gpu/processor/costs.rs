@@ -163,6 +163,39 @@ impl Costs {
     }
 }
 
+/// Looks after which a processor without a share is tried again, at first and at most.
+const IDLE_LOOKS: u32 = 2;
+const MOST_IDLE: u32 = 256;
+
+/// When a processor that has no share, of which nothing is measured then, is tried again.
+#[derive(Debug)]
+pub(super) struct Idle {
+    /// Looks at which nothing was handed over, and after how many of them something is.
+    looks: u32,
+    patience: u32,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self { looks: 0, patience: IDLE_LOOKS }
+    }
+}
+
+impl Idle {
+    /// Whether the processor is to be tried now, after a look at what it took: whether it `has_share` and something `was_handed`
+    /// to it. After each trial that leaves it without a share it takes twice as long to the next.
+    pub(super) fn tries_again(&mut self, has_share: bool, was_handed: bool) -> bool {
+        if has_share {
+            *self = Self::default();
+        } else if was_handed {
+            *self = Self { looks: 0, patience: (2 * self.patience).min(MOST_IDLE) };
+        } else {
+            self.looks += 1;
+        }
+        self.looks >= self.patience
+    }
+}
+
 /// The one in the middle of what was measured; nothing of nothing.
 pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
@@ -227,6 +260,21 @@ mod tests {
         first.add_unless_held_up(2.0, 90e3, [0.0; 2]);
         assert_eq!(first.fit(), [0.0, 45e3]);
         assert_eq!((median(vec![3.0, 50.0, 1.0]), median(vec![])), (3.0, 0.0));
+    }
+
+    #[test]
+    fn a_processor_without_a_share_is_tried_less_and_less_often() {
+        let mut idle = Idle::default();
+        let mut looks = || (1..).find(|_| idle.tries_again(false, false)).unwrap();
+        assert_eq!(looks(), 2);
+        let mut after_trials = vec![];
+        for _ in 0..9 {
+            assert!(!idle.tries_again(false, true));
+            after_trials.push((1..).find(|_| idle.tries_again(false, false)).unwrap());
+        }
+        assert_eq!(after_trials, [4, 8, 16, 32, 64, 128, 256, 256, 256]);
+        assert!(!idle.tries_again(true, true));
+        assert_eq!((1..).find(|_| idle.tries_again(false, false)), Some(2), "once it had a share");
     }
 
     #[test]

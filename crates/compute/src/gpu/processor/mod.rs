@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::beside::Beside;
 pub(super) use self::costs::MOST_SHARED;
-use self::costs::{Costs, Line, fixed_shares, median};
+use self::costs::{Costs, Idle, Line, fixed_shares, median};
 use self::desk::Desk;
 pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS};
 pub(super) use self::experts::HandedSet;
@@ -35,12 +35,9 @@ use crate::{Error, Result};
 const SPINS: u32 = 40_000;
 /// Batches after which the shares are looked at again.
 const LOOKED_AT: u32 = 32;
-/// Where the processor has no share: looks after which it is given `TRIED_PART` for `TRIED` batches, to see whether it is still slow.
-/// Each time that it is, they are twice as many, up to `MOST_IDLE`.
-const IDLE_LOOKS: u32 = 2;
-const MOST_IDLE: u32 = 256;
-const TRIED: u32 = 3;
+/// Where the processor has no share: what it is given for so many batches to see whether it is still slow.
 const TRIED_PART: f32 = 0.3;
+const TRIED: u32 = 3;
 /// Looks at an empty desk after which others may have the core.
 const PATIENCE: u32 = 1 << 14;
 /// Looks in vain after which a device is one that takes its time, whose requests may wait for a tenth of a millisecond.
@@ -98,8 +95,7 @@ pub(super) struct Processor {
     /// Batches since the shares were last looked at, and after how many that happens next.
     batches: u32,
     looked_at: u32,
-    /// Looks at which nothing was handed over, and after how many of them something is.
-    idle: [u32; 2],
+    idle: Idle,
 }
 
 impl Processor {
@@ -137,7 +133,7 @@ impl Processor {
             shares: [0; MOST_SHARED + 1],
             batches: 0,
             looked_at: LOOKED_AT,
-            idle: [0, IDLE_LOOKS],
+            idle: Idle::default(),
         })
     }
 
@@ -205,15 +201,8 @@ impl Processor {
             handed
         };
         let mut shares = costs.shares();
-        let [idle, patience] = &mut self.idle;
-        if shares.iter().any(|share| *share > 0) {
-            self.idle = [0, IDLE_LOOKS];
-        } else if handed != Line::default() {
-            // It was tried.
-            self.idle = [0, (2 * *patience).min(MOST_IDLE)];
-        } else if *idle + 1 < *patience {
-            *idle += 1;
-        } else {
+        let has_share = shares.iter().any(|share| *share > 0);
+        if self.idle.tries_again(has_share, handed != Line::default()) {
             costs.forget_processor();
             shares = fixed_shares(TRIED_PART);
             self.looked_at = TRIED;

@@ -1,7 +1,7 @@
 //! Lowering of attention over keys that each row has chosen to `kernels/cuda/chosen_attention.cu`, for devices with warp groups.
 
 use super::attend::floats;
-use super::wide_latents::{QUERIES, THREADS, shared_bytes};
+use super::wide_latents::{QUERIES, THREADS, kernels, shared_bytes};
 use crate::backend::PAGE_TOKENS;
 use crate::gpu::arguments::{ChosenAttentionConstants, PageConstants};
 use crate::gpu::device::{Dispatch, Slice};
@@ -44,19 +44,14 @@ impl Lowering<'_> {
         chosen: &Chosen,
         sinks: Option<Slice>,
         cache: Slice,
-    ) -> Option<Gathered> {
+    ) -> Gathered {
         let LatentAttention { heads, rank, rope, scale, .. } = *shape;
-        let kernel = match (rank, rope) {
-            (512, 64) => "chosen_attention_512_64",
-            (256, 64) => "chosen_attention_256_64",
-            (256, 32) => "chosen_attention_256_32",
-            _ => return None,
-        };
+        let [_, kernel] = kernels(shape).expect("channels that there are kernels for");
         let width = rank + rope;
         let page = width * PAGE_TOKENS;
         // A token is an entry that stands for itself.
         let layout = PageConstants { page, token: 0, entry: width, stride: 1, kv_type: self.kv_code() };
-        Some(Gathered {
+        Gathered {
             kernel,
             heads,
             dims: [width, rank],
@@ -69,7 +64,7 @@ impl Lowering<'_> {
             list: self.value(chosen.blocks),
             cache,
             sinks,
-        })
+        }
     }
 
     /// Attention over a window of tokens and entries that stand for others, where the kernels suit it.

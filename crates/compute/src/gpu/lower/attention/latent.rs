@@ -69,9 +69,8 @@ impl Lowering<'_> {
         let suits = chosen.as_ref().map_or(sinks.is_none(), |chosen| self.gathers_tokens(chosen));
         let on_groups = suits && self.takes_wide_latents(&shape);
         let given = sinks.map(|sinks| self.vector(sinks));
-        let gathered = chosen
-            .filter(|_| on_groups)
-            .and_then(|chosen| self.gathered_latents(&shape, &chosen, given, latents));
+        let listed = chosen.filter(|_| on_groups);
+        let gathered = listed.map(|chosen| self.gathered_latents(&shape, &chosen, given, latents));
         let products = self.wide_products(&shape);
         let (k, part) = to_latents(weights, &shape, on_groups);
         match products {

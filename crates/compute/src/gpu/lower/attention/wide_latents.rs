@@ -18,12 +18,12 @@ pub(super) fn shared_bytes(key: usize) -> u32 {
     (1024 + 3 * key.div_ceil(64) * PART + PART) as u32
 }
 
-/// The kernel for latents and rotated keys of so many channels.
-fn kernel(shape: &LatentAttention) -> Option<&'static str> {
+/// The kernels for latents and rotated keys of so many channels: of attention over all latents, and over chosen ones.
+pub(super) fn kernels(shape: &LatentAttention) -> Option<[&'static str; 2]> {
     match (shape.rank, shape.rope) {
-        (512, 64) => Some("latent_attention_512_64"),
-        (256, 64) => Some("latent_attention_256_64"),
-        (256, 32) => Some("latent_attention_256_32"),
+        (512, 64) => Some(["latent_attention_512_64", "chosen_attention_512_64"]),
+        (256, 64) => Some(["latent_attention_256_64", "chosen_attention_256_64"]),
+        (256, 32) => Some(["latent_attention_256_32", "chosen_attention_256_32"]),
         _ => None,
     }
 }
@@ -31,7 +31,7 @@ fn kernel(shape: &LatentAttention) -> Option<&'static str> {
 impl Lowering<'_> {
     /// Whether these kernels suit an attention without sinks over all latents, or `gathered`'s one over some.
     pub(super) fn takes_wide_latents(&self, shape: &LatentAttention) -> bool {
-        kernel(shape).is_some()
+        kernels(shape).is_some()
             && self.memory.scratch.tensor.is_some()
             && self.memory.info.warp_groups
             && self.f16_cache()
@@ -70,7 +70,7 @@ impl Lowering<'_> {
         let scale = scale * std::f32::consts::LOG2_E;
         let constants =
             &WideLatentsConstants { heads, rows, sequences, splits, scale, width: width.unwrap_or(0) };
-        let kernel = kernel(shape).expect("channels that there is a kernel for");
+        let [kernel, _] = kernels(shape).expect("channels that there are kernels for");
         let launch = Launch { unit: "cuda/latent_attention", kernel, buffers: &buffers, constants };
         let works = if splits == 1 {
             rows * heads / QUERIES + sequences
