@@ -180,16 +180,16 @@ fn a_copy_to_another_gpu_is_in_the_order_of_both() {
             "(size_t stream, size_t event, unsigned flags) { extern size_t at[200], waits[8]; \
              waits[stream] = at[event]; return at[event] ? 0 : 1; }\nsize_t at[200], waits[8];",
         ),
-        // The first GPU's work is in stream 1, the other's in 3.
+        // Each has three streams: the first GPU's work is in 1, the other's in 4.
         (
             "cuMemcpyPeerAsync",
             "(size_t to, size_t there, size_t from, size_t here, size_t bytes, size_t stream) { \
-             extern size_t waits[8]; if (there != 2 || here != 1 || stream != 1 || waits[1] != 3) return 1; \
-             memcpy((void*)to, (void*)from, bytes); waits[3] = 0; return 0; }",
+             extern size_t waits[8]; if (there != 2 || here != 1 || stream != 1 || waits[1] != 4) return 1; \
+             memcpy((void*)to, (void*)from, bytes); waits[4] = 0; return 0; }",
         ),
         (
             "cuStreamSynchronize",
-            "(size_t stream) { extern size_t waits[8]; return stream == 3 && waits[3] != 1; }",
+            "(size_t stream) { extern size_t waits[8]; return stream == 4 && waits[4] != 1; }",
         ),
     ];
     let Some(library) = driver("pair", &functions, &[]) else { return };

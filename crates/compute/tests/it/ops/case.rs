@@ -4,7 +4,7 @@ use moeflux_compute::backend::{KvType, PAGE_TOKENS};
 use moeflux_compute::graph::{Graph, GraphBuilder, MatrixSpec, Op, Output, Precision, Value, WeightId};
 use moeflux_compute::{DType, Tensor};
 
-use super::errors::{MODES, Mode, modes};
+use super::errors::{MODES, Mode, modes, published_modes};
 use crate::support::random::Random;
 use crate::support::weights::weight;
 
@@ -171,7 +171,19 @@ impl Case {
     }
 
     pub fn modes(&self) -> &'static [Mode] {
-        if self.f32_only { &MODES[..1] } else { modes(&self.tested, KvType::Q8_0.check(&self.graph).is_ok()) }
+        let blocks = KvType::Q8_0.check(&self.graph).is_ok();
+        match self.on_devices {
+            _ if self.f32_only => &MODES[..1],
+            OnDevices::Hardware => published_modes(&self.tested, blocks),
+            _ => modes(&self.tested, blocks),
+        }
+    }
+
+    /// The mode with pages in f16, of eight-bit activations where there are several; else the only one.
+    pub fn mode_of_steps(&self) -> Mode {
+        let modes = self.modes();
+        let in_f16 = modes.iter().rev().find(|mode| mode.kv_type == KvType::F16);
+        *in_f16.unwrap_or(&modes[0])
     }
 }
 

@@ -35,7 +35,7 @@ fn check_steps(cases: impl IntoIterator<Item = Case>, length: &'static [usize], 
         case.batching = Batching::Lengths(length);
         for (name, device) in devices {
             // With keys and values in f16 where there are such, which most kernels are for.
-            let mode = case.modes()[1.min(case.modes().len() - 1)];
+            let mode = case.mode_of_steps();
             let mut executable = compile(&case, &device(1), mode);
             assert_eq!(executable.single_step_rows(), 8);
             let alone = run_all(&case, &mut *executable, &schedule(length[0], first, (1..).map(|_| 1)));
