@@ -1,6 +1,6 @@
 //! Windows of tokens: pools and means, attention over them and over entries, and n-grams.
 
-use super::case::{Case, Recorder};
+use super::case::{Case, Recorder, SHORT};
 use super::chosen::whole_input;
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::graph::{
@@ -93,7 +93,7 @@ fn published_entries() -> Vec<Case> {
     let shapes = [
         shape,
         CompressedAttention { index: Some(EntryIndex { top_k: 60, ..index }), stride: 1, heads: 3, ..shape },
-        CompressedAttention { index: None, stride: 3, window: 70, ..shape },
+        CompressedAttention { index: None, stride: 3, window: 70, heads: 3, ..shape },
     ];
     let case = |shape: CompressedAttention| {
         let mut r = Recorder::new(5);
@@ -107,7 +107,8 @@ fn published_entries() -> Vec<Case> {
         let sinks = r.vector(shape.heads);
         let inputs = CompressedInputs { q, kv, entries, index, sinks };
         let out = r.graph.compressed_attention(inputs, shape).unwrap();
-        r.case(format!("{shape:?}"), out).in_pairs().without_poison().on_hardware()
+        let case = r.case(format!("{shape:?}"), out).in_pairs().without_poison().on_hardware();
+        if shape.heads > 64 { Case { batching: SHORT, ..case } } else { case }
     };
     shapes.map(case).into()
 }

@@ -27,13 +27,13 @@ const PAGES: [Mode; 3] =
     [MODES[0], Mode { activations: ActivationMode::F32, kv_type: KvType::F16 }, WITH_Q8[2]];
 
 /// The same where GPUs have kernels that take matrix units, which activations of eight bits ask for.
-const PAGES_ON_MATRIX_UNITS: [Mode; 4] = [PAGES[0], PAGES[1], MODES[1], PAGES[2]];
+const PAGES_ON_MATRIX_UNITS: [Mode; 3] = [PAGES[0], MODES[1], PAGES[2]];
 
 /// Modes of operations with pages and shapes of published models.
 pub fn published_modes(op: &Op, blocks: bool) -> &'static [Mode] {
     match op {
         Op::LatentAttention(_) | Op::CompressedAttention(_) => {
-            &PAGES_ON_MATRIX_UNITS[..if blocks { 4 } else { 3 }]
+            &PAGES_ON_MATRIX_UNITS[..if blocks { 3 } else { 2 }]
         }
         _ => modes(op, blocks),
     }
