@@ -300,7 +300,7 @@ pub trait Backend {
     /// room for what so many take; `options` are for fewer.
     ///
     /// # Errors
-    /// [`Error::NoDevice`], [`Error::Device`].
+    /// [`crate::Error::NoDevice`], [`crate::Error::Device`].
     fn prompt_rows(&self, _graph: &Graph, _options: CompileOptions) -> Result<Option<usize>> {
         Ok(None)
     }
