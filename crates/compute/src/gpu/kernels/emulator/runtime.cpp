@@ -9,41 +9,45 @@
 #include <thread>
 #include <vector>
 
-// Saves the callee-saved registers on the running stack, its pointer in *save, and goes on with the stack `load`.
-extern "C" void moeflux_fibre_switch(void** save, void* load);
+namespace emulator {
 
+// Where a fibre that has no turn goes on.
+struct Place {
+    void *stack, *frame, *code;
+};
+
+// Keeps the running fibre's place in `save` and goes on at `load`; all registers but those of the place may change. Inline, and
+// with a jump: a function that comes back on another stack returns to where the processor does not expect it, each time.
+inline __attribute__((always_inline)) void go_on(Place* save, const Place* load) {
 #if defined(__x86_64__)
-asm(".text\n"
-    ".type moeflux_fibre_switch, @function\n"
-    "moeflux_fibre_switch:\n"
-    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-    "  movq %rsp, (%rdi)\n"
-    "  movq %rsi, %rsp\n"
-    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-    "  ret\n");
-static const int SAVED = 6;
+    asm volatile("leaq 1f(%%rip), %%rax\n"
+                 "movq %%rsp, (%0)\n  movq %%rbp, 8(%0)\n  movq %%rax, 16(%0)\n"
+                 "movq (%1), %%rsp\n  movq 8(%1), %%rbp\n  jmpq *16(%1)\n"
+                 "1:\n"
+                 : "+D"(save), "+S"(load)
+                 :
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15", "cc", "memory");
 #elif defined(__aarch64__)
-#if defined(__APPLE__)
-#define SYMBOL "_moeflux_fibre_switch"
-#else
-#define SYMBOL "moeflux_fibre_switch"
-#endif
-asm(".text\n.global " SYMBOL "\n" SYMBOL ":\n"
-    "  sub sp, sp, #160\n"
-    "  stp x19, x20, [sp]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
-    "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
-    "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n"
-    "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
-    "  ldp x19, x20, [sp]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
-    "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
-    "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
-    "  add sp, sp, #160\n  ret\n");
-static const int SAVED = 20;
+    register Place* from asm("x0") = save;
+    register const Place* to asm("x1") = load;
+    asm volatile("adr x9, 1f\n  mov x10, sp\n"
+                 "stp x10, x29, [x0]\n  str x9, [x0, #16]\n"
+                 "ldp x10, x29, [x1]\n  ldr x9, [x1, #16]\n"
+                 "mov sp, x10\n  br x9\n"
+                 "1:\n"
+                 : "+r"(from), "+r"(to)
+                 :
+                 : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16",
+                   "x17", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0", "v1", "v2",
+                   "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17",
+                   "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31",
+                   "cc", "memory");
 #else
 #error "the emulator knows how to switch fibres on x86-64 and AArch64"
 #endif
-
-namespace emulator {
+}
 
 __thread Now now = {0, 1, 1, 0};
 __thread uint8_t ahead[256];
@@ -60,8 +64,8 @@ const size_t STACK_BYTES = (64 << 10) + 9 * 64;
 const uint MOST_TURNS = 1 << 14;
 
 struct Fibre {
-    // Null before the first turn.
-    void* stack_pointer;
+    // Without a stack before the first turn.
+    Place place;
     // Which stack it has since then.
     uint stack;
     State state;
@@ -110,7 +114,7 @@ struct Machine {
     // Warps, but for the running one, that have lanes that can run.
     std::vector<uint> ready;
     uint warp, turns;
-    void* scheduler;
+    Place scheduler;
     uint64_t random;
     uint waiting, done;
     bool running, failed;
@@ -202,30 +206,24 @@ inline bool next_thread(Machine& m) {
 
 [[noreturn]] void fibre_main();
 
-// A stack on which the kernel begins.
-__attribute__((noinline)) void* begin(Machine& m, Fibre& fibre) {
+// Gives a thread a stack on which the kernel begins.
+__attribute__((noinline)) void begin(Machine& m, Fibre& fibre) {
     fibre.stack = m.free.back();
     m.free.pop_back();
     uintptr_t top = (uintptr_t)(m.stacks.get() + (fibre.stack + 1) * STACK_BYTES) & ~(uintptr_t)63;
-    // Below a return address, as a call leaves the stack: misaligned by one word.
     void** stack = (void**)(top - 64);
 #if defined(__x86_64__)
-    stack -= 1;
-    *stack = nullptr;
-    *--stack = (void*)fibre_main;
-    stack -= SAVED;
-#else
-    stack -= SAVED;
-    memset(stack, 0, SAVED * sizeof(void*));
-    stack[11] = (void*)fibre_main;
+    // As a call leaves it, with an address to return to.
+    *--stack = nullptr;
 #endif
-    return stack;
+    fibre.place = Place{stack, nullptr, (void*)fibre_main};
 }
 
-// The stack of the thread whose turn it is.
-inline void* running_stack(Machine& m) {
+// Where the thread goes on whose turn it is.
+inline const Place* running(Machine& m) {
     Fibre& fibre = m.fibres[now.thread];
-    return fibre.stack_pointer ? fibre.stack_pointer : begin(m, fibre);
+    if (!fibre.place.stack) begin(m, fibre);
+    return &fibre.place;
 }
 
 // Stops the running thread `self` and goes on with the next one, straight from stack to stack; with the scheduler where none
@@ -233,7 +231,7 @@ inline void* running_stack(Machine& m) {
 inline void hand_over(Machine& m, uint self) {
     const bool any = !m.failed && next_thread(m);
     if (any && now.thread == self) return;
-    moeflux_fibre_switch(&m.fibres[self].stack_pointer, any ? running_stack(m) : m.scheduler);
+    go_on(&m.fibres[self].place, any ? running(m) : &m.scheduler);
 }
 
 // Lets the running thread wait for the other lanes of its warp.
@@ -262,8 +260,8 @@ void wait_for_threads(Machine& m) {
 
 // Ends the dispatch from wherever a thread is: kernels own nothing that would have to be given back.
 [[noreturn]] void leave() {
-    void* left;
-    moeflux_fibre_switch(&left, machine->scheduler);
+    Place left;
+    go_on(&left, &machine->scheduler);
     __builtin_trap();
 }
 
@@ -277,12 +275,12 @@ void wait_for_threads(Machine& m) {
         ++m.done;
         const bool any = next_thread(m);
         Fibre& next = m.fibres[now.thread];
-        if (any && !next.stack_pointer) {
+        if (any && !next.place.stack) {
             next.stack = ended.stack;
             continue;
         }
         m.free.push_back(ended.stack);
-        moeflux_fibre_switch(&ended.stack_pointer, any ? next.stack_pointer : m.scheduler);
+        go_on(&ended.place, any ? &next.place : &m.scheduler);
     }
 }
 
@@ -290,11 +288,11 @@ void run_group() {
     Machine& m = *machine;
     m.waiting = m.done = 0;
     for (Warp& warp : m.warps) warp.waiting = 0, warp.set = 0;
-    for (Fibre& fibre : m.fibres) fibre = Fibre{nullptr, 0, State::Running, nullptr, 0, 0};
+    for (Fibre& fibre : m.fibres) fibre = Fibre{};
     all_ready(m);
     // Comes back when no thread can run.
     next_thread(m);
-    moeflux_fibre_switch(&m.scheduler, running_stack(m));
+    go_on(&m.scheduler, running(m));
     if (!m.failed && m.done < m.threads) {
         for (uint i = 0; i < m.threads; ++i) {
             const Fibre& fibre = m.fibres[i];
