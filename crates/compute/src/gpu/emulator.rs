@@ -11,10 +11,8 @@ use crate::{Bytes, Error, Result};
 /// Bytes of a page of memory that is adopted.
 const ADOPTED_PAGE: usize = 4096;
 
-/// Who wrote a byte last; see `emulator/dialect.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Stamp([u32; 2]);
+/// Who wrote a byte last; see `emulator/machine.h`. An array, for which zeros are memory that nothing touches.
+type Stamp = [u32; 2];
 
 #[repr(C)]
 struct BoundMemory {
@@ -320,7 +318,7 @@ impl Device for Emulator {
             // Some more than asked for, so that what is just beyond the end belongs to no other buffer.
             data: vec![0xcdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd; bytes.div_ceil(16) + 16],
             written: vec![0; bytes],
-            stamps: vec![Stamp::default(); bytes],
+            stamps: vec![[0; 2]; bytes],
             bytes,
             host: false,
             name: CString::new(format!("buffer {id}")).expect("no zero byte"),
