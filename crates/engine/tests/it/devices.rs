@@ -3,9 +3,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
+use crate::support::cover::{check_each, cover};
 use crate::support::{Fixture, bits, f32_options, open, sample};
 use moeflux::{Begun, Engine, Error, Options, Outputs, Overlap, Part, Session, Split, TokenSet};
 use moeflux_compute::Error::{Device, DeviceMemory};
@@ -61,19 +60,13 @@ fn same(fixture: &Fixture, one: &GpuBackend, several: &GpuBackend, options: &Opt
     assert_eq!(differ, None, "{} on {}", fixture.name, several.describe());
 }
 
+/// Every operation, with each kind of what it takes. Layers are divided whatever their weights are encoded as.
 #[test]
-fn every_family_has_the_bits_of_one_device() {
-    let mut fixtures = sample();
-    // Layers are divided whatever their weights are encoded as.
-    fixtures.retain(|fixture| fixture.kind == "hf");
-    let next = AtomicUsize::new(0);
-    let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
+fn every_operation_has_the_bits_of_one_device() {
     let plain = GpuOptions::default();
-    let check = |fixture: &Fixture| same(fixture, &emulator(plain), &row(3, plain), &Options::default());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| std::iter::from_fn(take).for_each(check));
-        }
+    let fixtures = sample().into_iter().filter(|fixture| fixture.kind == "hf");
+    check_each(&cover(fixtures, |traits| traits.operations.clone()), |_, fixture| {
+        same(fixture, &emulator(plain), &row(3, plain), &Options::default());
     });
 }
 
@@ -116,8 +109,7 @@ fn gpus() -> Option<[GpuBackend; 2]> {
 
 #[test]
 fn batches_of_many_sequences_have_the_bits_of_one_device() {
-    for (name, count) in
-        [("gguf/qwen3_moe_q4_k_m", 12), ("hf/qwen3_next_basic", 4), ("gguf/gpt_oss_mxfp4", 4)]
+    for (name, count) in [("gguf/qwen3_moe_q4_k_m", 12), ("hf/qwen3_next_basic", 4), ("gguf/gpt_oss_mxfp4", 4)]
     {
         let fixture = Fixture::named(name);
         let tokens = &fixture.golden().tokens[..];

@@ -1,19 +1,16 @@
 //! Fixtures through the whole engine on an emulated GPU: logits agree with the goldens, with both texts of the kernels,
 //! and are bit for bit the same whether all experts are on the device or two of them.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::collections::HashSet;
 
-use crate::support::{Fixture, all, bits, f32_options, open, sample};
-use moeflux::checkpoint::{Checkpoint, Format};
-use moeflux::{Engine, Error, Options, Outputs, models};
+use crate::support::cover::{check_each, cover};
+use crate::support::{Fixture, all, bits, f32_options, open};
+use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::DType;
 use moeflux_compute::backend::Backend;
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
-use moeflux_compute::graph::{ExpertSet, Op};
+use moeflux_compute::graph::ExpertSet;
 
 /// Tokens of a prompt: more than are evaluated row by row.
 const PROMPT: usize = 10;
@@ -67,8 +64,8 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     out
 }
 
-/// Agrees with the golden; with a way of streaming also that streamed experts make no difference.
-fn check(fixture: &Fixture, streams: Option<bool>) {
+/// Agrees with the golden; if it is to be streamed also that streamed experts make no difference.
+fn check(fixture: &Fixture, streams: bool) {
     let golden = fixture.golden();
     let chooses = CHOOSING.iter().any(|part| fixture.name.contains(part));
     let tokens = &golden.tokens[..SINGLE + if chooses { LONG_PROMPT } else { PROMPT }];
@@ -84,7 +81,9 @@ fn check(fixture: &Fixture, streams: Option<bool>) {
     };
     agrees(&metal());
     let got = agrees(&emulator(None));
-    let Some(shares) = streams else { return };
+    if !streams {
+        return;
+    }
     // With activations of eight bits, where the encoding has them: plain floats' experts are the same kernels.
     let fast = Options::default();
     let mut engine = open(&fixture.path, &emulator(None), &fast);
@@ -97,8 +96,9 @@ fn check(fixture: &Fixture, streams: Option<bool>) {
     same_bits(fixture, tokens, (&emulator(Some(2)), &few), &got);
     if quantised {
         // Four are enough for a token of most models, so that the device decides; with fewer the host does.
-        let backend = if shares { shared(4, Some(0.5)) } else { tiered(4) };
-        same_bits(fixture, tokens, (&backend, &fast), &got_fast);
+        for backend in [shared(4, Some(0.5)), tiered(4)] {
+            same_bits(fixture, tokens, (&backend, &fast), &got_fast);
+        }
     } else {
         same_bits(fixture, tokens, (&tiered(2), &f32_options()), &got);
     }
@@ -325,56 +325,14 @@ fn every_budget_from_the_least_on_works() {
     }
 }
 
-/// What tells a fixture from others on a device: its family, its operations with their encodings and what is optional in them,
-/// but not with their sizes.
-fn traits(fixture: &Fixture) -> Vec<String> {
-    let checkpoint = Arc::new(Checkpoint::open(&fixture.path).unwrap());
-    let family = match checkpoint.format() {
-        Format::Gguf => format!("{:?}", checkpoint.metadata().get("general.architecture")),
-        _ => checkpoint.config()["model_type"].to_string(),
-    };
-    let graph = models::record(checkpoint).unwrap().graph;
-    let encodings = |text: &str, name: &str, of: &dyn Fn(usize) -> String| {
-        let mut parts = text.split(name);
-        let first = parts.next().unwrap_or_default().to_owned();
-        parts.fold(first, |text, part| {
-            let (index, rest) = part.split_once(')').expect("an id in brackets");
-            format!("{text}{} {rest}", of(index.trim().trim_end_matches(',').parse().expect("a number")))
-        })
-    };
-    let weight = |i: usize| format!("{:?}", graph.weights()[i].matrix.dtype);
-    let experts = |i: usize| {
-        format!("{:?}", graph.expert_sets()[i].matrices().map(|matrix| matrix.dtype).collect::<Vec<_>>())
-    };
-    let operation = |op: &Op| {
-        let text = encodings(&format!("{op:?}"), "WeightId(", &weight);
-        let text = encodings(&text, "ExpertSetId(", &experts);
-        // Numbers are sizes, and names of encodings.
-        let is_number = |word: &&str| !word.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-        text.split([' ', ',', '(', ')', '[', ']']).filter(is_number).collect::<Vec<_>>().join(" ")
-    };
-    graph.nodes().iter().map(|node| operation(&node.op)).chain([family]).collect()
-}
-
+/// Every operation with every encoding and with each kind of what it takes, by both texts; streamed also everything that
+/// experts of every encoding compute. Families are compared with their goldens, and streamed, on the processor.
 #[test]
-fn every_family_operation_and_encoding_on_an_emulated_device() {
-    let mut seen = HashSet::new();
-    let mut fixtures = all();
-    fixtures.retain(|fixture| traits(fixture).into_iter().filter(|one| seen.insert(one.clone())).count() > 0);
-    // Graphs of plain floats are those of other formats. Of neighbours, one's experts are computed by the device alone, and
-    // the other's by the processor too.
-    let plain = |name: &str| name.starts_with("gguf") && (name.ends_with("f16") || name.ends_with("_f32"));
-    let names = sample().into_iter().map(|fixture| fixture.name).filter(|name| !plain(name));
-    let streamed: HashMap<String, bool> = names.enumerate().map(|(i, name)| (name, i % 2 == 0)).collect();
-    // A device is emulated by one thread.
-    let next = AtomicUsize::new(0);
-    let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
-    let check = |fixture: &Fixture| check(fixture, streamed.get(&fixture.name).copied());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| std::iter::from_fn(take).for_each(check));
-        }
-    });
+fn every_operation_and_encoding_on_an_emulated_device() {
+    let fixtures = cover(all(), |traits| [&traits.operations[..], &traits.encoded].concat());
+    let streamed: HashSet<String> =
+        cover(fixtures.clone(), |traits| traits.experts.clone()).into_iter().map(|f| f.name).collect();
+    check_each(&fixtures, |_, fixture| check(fixture, streamed.contains(&fixture.name)));
 }
 
 #[test]

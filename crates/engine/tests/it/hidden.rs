@@ -1,5 +1,6 @@
 //! Hidden states: the head's product with them is the logits, in every family, and they are the same however they are had.
 
+use crate::support::cover::{check_each, cover};
 use crate::support::{Fixture, all, bits, f32_options, open, sample};
 use moeflux::{Engine, Error, Options, Outputs, Pooling};
 use moeflux_compute::backend::Backend;
@@ -77,7 +78,8 @@ fn an_emulated_device_gives_the_same() {
     let streamed = GpuOptions { expert_slots: Some(2), ..GpuOptions::default() };
     let tiered = GpuOptions { host_memory: true, ..streamed };
     // What is left out here is the same part of all models.
-    for fixture in sample().into_iter().step_by(3) {
+    let fixtures = sample().into_iter().filter(|fixture| fixture.kind == "hf");
+    check_each(&cover(fixtures, |traits| traits.operations.clone()), |_, fixture| {
         let golden = fixture.golden();
         for (count, other) in [(3, &streamed), (10, &tiered)] {
             let tokens = &golden.tokens[..count];
@@ -89,7 +91,7 @@ fn an_emulated_device_gives_the_same() {
             let got = hidden(&mut engine, tokens, Outputs::All);
             assert_eq!(bits(&got), bits(&rows), "{}, {count} tokens", fixture.name);
         }
-    }
+    });
 }
 
 /// What is run without the head leaves no trace in what is run with it, recorded or not.

@@ -2,8 +2,6 @@
 //! recurrent state too.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::{Done, Event, Scheduler, SchedulerOptions};
@@ -18,6 +16,7 @@ use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 
 use crate::scheduler::{bytewise, demo, model, recurrent, settled, start};
+use crate::support::cover::{check_each, cover};
 use crate::support::{self, Fixture};
 
 /// A text that a model goes on with by repeating parts of it.
@@ -189,25 +188,14 @@ fn rows_of_every_family_have_the_bits_of_single_steps() {
     support::sample().iter().for_each(|fixture| check_rows(fixture, &backend, 40, &[5]));
 }
 
-// On a device up to eight, across pages. Encodings make no difference to that, and are compared as operations.
+// On a device up to eight, across pages, of every operation with each kind of what it takes. Encodings make no difference to
+// that, and are compared as operations.
 #[test]
-fn rows_of_every_family_have_the_bits_of_single_steps_on_an_emulated_device() {
-    let mut fixtures = support::sample();
-    fixtures.retain(|fixture| fixture.kind == "hf");
-    // A device is emulated by one thread.
-    let next = AtomicUsize::new(0);
-    let take = || {
-        let index = next.fetch_add(1, Ordering::Relaxed);
-        fixtures.get(index).map(|fixture| (index, fixture))
-    };
+fn rows_of_every_operation_have_the_bits_of_single_steps_on_an_emulated_device() {
+    let fixtures = support::sample().into_iter().filter(|fixture| fixture.kind == "hf");
     let batches: [&[usize]; 3] = [&[2, 3], &[5], &[8]];
-    let check = |(index, fixture): (usize, &Fixture)| {
+    check_each(&cover(fixtures, |traits| traits.operations.clone()), |index, fixture| {
         check_rows(fixture, &emulator(), 62, batches[index % batches.len()]);
-    };
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| std::iter::from_fn(take).for_each(check));
-        }
     });
 }
 

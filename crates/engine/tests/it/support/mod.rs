@@ -1,5 +1,6 @@
 //! Fixtures: tiny checkpoints with goldens, and copies of them that a test may damage.
 
+pub mod cover;
 pub mod faulty;
 
 use std::path::{Path, PathBuf};
