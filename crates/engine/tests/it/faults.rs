@@ -95,8 +95,9 @@ fn every_read_may_be_late() {
     let backend = CpuBackend::new(2, None).unwrap();
     let mut random = 1u64;
     for fixture in all() {
-        let tokens = fixture.golden().tokens;
-        let expected = bits(&logits(&mut open(&fixture.path, &backend, &Options::default()), &tokens));
+        // They choose most of the experts.
+        let tokens = &fixture.golden().tokens[..16];
+        let expected = bits(&logits(&mut open(&fixture.path, &backend, &Options::default()), tokens));
         for slots in [1, 2, 4, 1000] {
             let (mut engine, fates) = faulty(&fixture.path, &backend, (slots, 16), Prefetch::Always);
             let all_late = slots == 4;
@@ -104,7 +105,7 @@ fn every_read_may_be_late() {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 if all_late || random >> 63 == 1 { Fate::Late } else { Fate::Done }
             }));
-            let got = bits(&logits(&mut engine, &tokens));
+            let got = bits(&logits(&mut engine, tokens));
             assert!(got == expected, "{}, {slots} slots", fixture.name);
             // Reads may be under way when it is dropped.
         }

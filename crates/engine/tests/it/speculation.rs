@@ -217,9 +217,9 @@ fn answers_on_a_gpu_are_those_of_single_steps() {
         ..SamplerOptions::default()
     };
     let kinds = [
-        greedy(24),
-        sampled(24, SamplerOptions { frequency_penalty: 0.4, top_k: 30, ..warm.clone() }),
-        DecodingOptions { logprobs: Some(2), ..sampled(16, warm) },
+        greedy(12),
+        sampled(12, SamplerOptions { frequency_penalty: 0.4, top_k: 30, ..warm.clone() }),
+        DecodingOptions { logprobs: Some(2), ..sampled(10, warm) },
     ];
     for fixture in ["qwen3_moe_basic", "qwen3_next_basic"] {
         let folder = tempfile::tempdir().unwrap();
