@@ -1,7 +1,7 @@
 """Functions as servers of the Model Context Protocol describe them: `mcp_tools.json`, in the style of the best known.
 
-Each is given to a model through all three interfaces: with `auto`, which must be accepted, and as the one that has to be
-called, whose arguments must be valid by the function's own schema.
+Each is given to a model through all three interfaces with `auto`, which must be accepted; and through one of them, by turns,
+as the one that has to be called, whose arguments must be valid by the function's own schema.
 """
 
 import functools
@@ -63,17 +63,20 @@ def messages(client: anthropic.Anthropic, tool: dict, forced: bool, seed: int):
 
 
 def check(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+    interfaces = [(chat, openai_client), (responses, openai_client), (messages, anthropic_client)]
     made = {}
-    for tool in TOOLS:
+    for turn, tool in enumerate(TOOLS):
         validator = jsonschema.validators.validator_for(tool["inputSchema"], jsonschema.Draft202012Validator)(
             tool["inputSchema"], format_checker=jsonschema.FormatChecker())
         validator.check_schema(tool["inputSchema"])
-        for ask, client in ((chat, openai_client), (responses, openai_client), (messages, anthropic_client)):
+        for ask, client in interfaces:
             ask(client, tool, False, 0)
-            calls = next((calls for seed in range(TRIES) if (calls := ask(client, tool, True, seed))), None)
-            assert calls, f"{tool['name']}: no call within {MOST} tokens in {TRIES} attempts"
-            for name, arguments in calls:
-                assert name == tool["name"], (name, tool)
-                validator.validate(arguments)
-            made[ask.__name__] = made.get(ask.__name__, 0) + 1
-    print("  " + ", ".join(f"{kind}: {count} of {len(TOOLS)}" for kind, count in made.items()))
+        ask, client = interfaces[turn % len(interfaces)]
+        calls = next((calls for seed in range(TRIES) if (calls := ask(client, tool, True, seed))), None)
+        assert calls, f"{tool['name']}: no call within {MOST} tokens in {TRIES} attempts"
+        for name, arguments in calls:
+            assert name == tool["name"], (name, tool)
+            validator.validate(arguments)
+        made[ask.__name__] = made.get(ask.__name__, 0) + 1
+    assert sum(made.values()) == len(TOOLS) and len(made) == len(interfaces), made
+    print("  " + ", ".join(f"{kind}: {count}" for kind, count in made.items()) + f" of {len(TOOLS)}")
