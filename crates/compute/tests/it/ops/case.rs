@@ -28,7 +28,13 @@ pub struct Case {
     pub poisoned: bool,
     /// Whether tokens have positions on several axes.
     pub axes: bool,
+    /// Whether results leave through the head, whose matrix is the identity, or before it.
+    pub head: bool,
 }
+
+/// Columns of results up to which they leave through the head: of more, the product would take emulated devices longer than
+/// what is tested, and its matrix much memory.
+const MOST_LOGITS: usize = 32;
 
 /// The matrices of one expert.
 pub struct Expert {
@@ -170,6 +176,11 @@ impl Case {
         Self { poisoned: false, ..self }
     }
 
+    /// Columns of its results.
+    pub fn width(&self) -> usize {
+        if self.head { self.graph.vocab_size() } else { self.graph.hidden().expect("a head").width() }
+    }
+
     pub fn modes(&self) -> &'static [Mode] {
         let blocks = KvType::Q8_0.check(&self.graph).is_ok();
         match self.on_devices {
@@ -253,9 +264,12 @@ impl Recorder {
 
     fn case_with(mut self, name: impl Into<String>, out: Value, rows: Value) -> Case {
         let width = out.width();
-        let mut identity = vec![0.0; width * width];
-        (0..width).for_each(|i| identity[i * width + i] = 1.0);
-        let identity = self.weight(width, width, &identity);
+        let head = width <= MOST_LOGITS;
+        // What no result leaves through is small.
+        let columns = if head { width } else { 1 };
+        let mut identity = vec![0.0; columns * width];
+        (0..columns).for_each(|i| identity[i * width + i] = 1.0);
+        let identity = self.weight(columns, width, &identity);
         let logits = self.graph.linear(rows, identity, None, Precision::F32).unwrap();
         let graph = self.graph.finish(logits);
         let node = graph.nodes().iter().find(|node| node.out == Output::Value(out));
@@ -271,6 +285,7 @@ impl Recorder {
             f32_only: false,
             poisoned: true,
             axes: false,
+            head,
         }
     }
 }

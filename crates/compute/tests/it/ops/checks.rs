@@ -48,10 +48,6 @@ impl ExpertSource for Source<'_> {
     }
 }
 
-/// Columns of results up to which they leave through the head, whose matrix is the identity: of more, the product would
-/// take emulated devices longer than what is tested.
-const MOST_LOGITS: usize = 32;
-
 /// Results by sequence and position.
 pub type Results = BTreeMap<(usize, usize), Vec<f32>>;
 
@@ -118,13 +114,8 @@ pub fn run(
             positions: &axes,
             sees: &sees,
         };
-        let width = case.graph.vocab_size();
-        if width > MOST_LOGITS {
-            logits.clear();
-            executable.run_hidden(&inputs, &mut source, &mut |rows| logits.extend_from_slice(rows)).unwrap();
-        } else {
-            executable.run(&inputs, &mut source, &mut logits).unwrap();
-        }
+        let width = case.width();
+        run_batch(case, executable, &inputs, &mut source, &mut logits);
         assert_eq!(logits.len(), outputs.len() * width, "{}", case.name);
         for (row, logits) in outputs.iter().zip(logits.chunks_exact(width)) {
             results.insert(rows[*row as usize], logits.to_vec());
@@ -136,6 +127,22 @@ pub fn run(
         source.order += 1;
     }
     results
+}
+
+/// The results of one batch.
+pub fn run_batch(
+    case: &Case,
+    executable: &mut dyn Executable,
+    batch: &Batch<'_>,
+    source: &mut Source<'_>,
+    results: &mut Vec<f32>,
+) {
+    if case.head {
+        executable.run(batch, source, results).unwrap();
+    } else {
+        results.clear();
+        executable.run_hidden(batch, source, &mut |rows| results.extend_from_slice(rows)).unwrap();
+    }
 }
 
 /// (tokens, width): what the graph's input of rows gets, if it has one.

@@ -1,7 +1,7 @@
 //! Operations with recurrent state, and slots of states.
 
 use super::case::{Case, Recorder, VOCABULARY};
-use super::checks::Source;
+use super::checks::{Source, run_batch};
 use super::errors::MODES;
 use moeflux_compute::Error;
 use moeflux_compute::backend::{Backend, Batch, CompileOptions, Executable, Span, StateSlots};
@@ -229,7 +229,7 @@ fn run(
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];
     let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs, ..Batch::default() };
-    executable.run(&batch, &mut Source { experts: &case.experts, order: 0 }, &mut out).unwrap();
+    run_batch(case, executable, &batch, &mut Source { experts: &case.experts, order: 0 }, &mut out);
     out
 }
 
@@ -260,7 +260,7 @@ fn results_do_not_depend_on_batches() {
         let name = &case.name;
         for backend in backends() {
             let what = format!("{name} on {}", backend.describe());
-            let width = case.graph.vocab_size();
+            let width = case.width();
             let mut executable = compile(&case, &backend);
             let whole = run(&case, &mut *executable, &[(0, 0, 20, slots(0, 0))]);
             let other = run(&case, &mut *executable, &[(1, 0, 9, slots(1, 1))]);
@@ -295,7 +295,7 @@ fn slots_can_be_carried_elsewhere() {
             let mut second = compile(&case, backend);
             second.write_slot(2, &bytes).unwrap();
             let rest = run(&case, &mut *second, &[(0, 12, 8, slots(2, 2))]);
-            assert_eq!(rest, whole[12 * case.graph.vocab_size()..], "{name} on {}", backend.describe());
+            assert_eq!(rest, whole[12 * case.width()..], "{name} on {}", backend.describe());
             bytes.push(0);
             let error = second.write_slot(2, &bytes).unwrap_err();
             assert!(matches!(error, Error::Shape { op: "state slot", .. }), "{error}");

@@ -45,6 +45,7 @@ fn scales_that_are_no_numbers_are_seen() {
             f32_only: false,
             poisoned: false,
             axes: false,
+            head: true,
         };
         let schedules = batching.schedules();
         let nans = |backend: &dyn Backend, mode| -> Vec<bool> {
