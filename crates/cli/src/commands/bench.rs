@@ -382,8 +382,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
     engine_args.adapters.clone_from(&args.lora);
-    let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
-    let kv_tokens = (sequences > 1).then_some(kv_tokens);
+    let pages = |test: &Test| test.sequences * (test.depth + test.tokens).next_multiple_of(PAGE_TOKENS);
+    let kv_tokens = tests.iter().map(pages).max().filter(|_| sequences > 1);
     let sharing = Sharing { sequences, kv_tokens, ..Sharing::ALONE };
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
