@@ -111,7 +111,11 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     let experts = [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640)];
     let experts = experts
         .map(|(dtype, inner)| moe_case_of(6, 2, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default()));
-    for case in encodings().into_iter().flat_map(linear).chain(experts) {
+    // Gates of as many pieces as a warp has lanes, and of fewer.
+    let gates = [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192)];
+    let gates = gates
+        .map(|(dtype, hidden)| moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96], ExpertMlp::default()));
+    for case in encodings().into_iter().flat_map(linear).chain(experts).chain(gates) {
         check_few(case, device, counts);
     }
 }
