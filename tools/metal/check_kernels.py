@@ -69,6 +69,8 @@ float exp(float x);
 float exp2(float x);
 float log(float x);
 float sqrt(float x);
+float sin(float x);
+float cos(float x);
 }
 }
 """

@@ -29,11 +29,15 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// The axis whose position a pair rotates by.
+    pub(crate) fn axis(&self, pair: usize) -> usize {
+        self.axes.get(pair).map_or(0, |axis| usize::from(*axis))
+    }
+
     /// cos and sin of every pair of a token at `position`, times the magnitude.
     pub(crate) fn angles(&self, position: [usize; 3]) -> impl Iterator<Item = (f32, f32)> {
         self.inv_freq.iter().enumerate().map(move |(pair, freq)| {
-            let axis = self.axes.get(pair).map_or(0, |axis| usize::from(*axis));
-            let (sin, cos) = (position[axis] as f32 * freq).sin_cos();
+            let (sin, cos) = (position[self.axis(pair)] as f32 * freq).sin_cos();
             (cos * self.magnitude, sin * self.magnitude)
         })
     }

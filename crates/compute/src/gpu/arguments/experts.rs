@@ -9,7 +9,7 @@ arguments! {
 
     ["moe.h" MoeCombineConstants]
     /// Of `moe_combine`.
-    MoeCombineConstants { top_k: usize, width: usize, has_residual: bool, weighs: bool }
+    MoeCombineConstants { top_k: usize, width: usize, columns: usize, has_residual: bool, weighs: bool }
 
     ["divided.h" SumDividedConstants]
     /// Of `sum_divided`.
@@ -168,7 +168,14 @@ arguments! {
 
     ["cuda/wide_tokens.cu" WideEnterConstants]
     /// Of `wide_enter`.
-    WideEnterConstants { cols: usize, share: usize, width: usize, rows: usize, split: bool }
+    WideEnterConstants {
+        cols: usize,
+        share: usize,
+        width: usize,
+        rows: usize,
+        split: bool,
+        norm: NormConstants,
+    }
 
     ["cuda/wide.cu" WideLinearConstants]
     /// Of `wide_linear_…`.

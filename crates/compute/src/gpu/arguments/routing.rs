@@ -23,6 +23,10 @@ arguments! {
     /// Of `scale_chosen`.
     ScaleChosenConstants { count: usize }
 
+    ["route.h" RouteRowsConstants]
+    /// Of `route_rows`.
+    RouteRowsConstants { route: RouteConstants, rows: usize }
+
     ["route.h" TokenRouteConstants]
     /// Of `route_by_token`.
     TokenRouteConstants { route: RouteConstants, table: Format }

@@ -63,6 +63,10 @@ arguments! {
         planes: [usize; 3],
     }
 
+    ["angles.h" AnglesConstants]
+    /// Of `angles`.
+    AnglesConstants { rows: usize, pairs: usize, stride: usize, magnitude: f32 }
+
     ["rms_norm.h" RmsNormConstants]
     /// Of `rms_norm`.
     RmsNormConstants { width: usize, eps: f32, weights: usize }

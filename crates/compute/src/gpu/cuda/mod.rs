@@ -1,6 +1,6 @@
 //! [`Cuda`]: runs dispatches on an NVIDIA GPU.
 //!
-//! One stream runs everything in order; a second one copies experts from host memory beside it. A recording is a CUDA
+//! One stream runs everything in order, but for what [`sides`] has; another one copies experts from host memory beside it. A recording is a CUDA
 //! graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is loaded when
 //! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`kernels.rs`),
 //! from the archive in the binary (`archive.rs`).
@@ -10,6 +10,7 @@ mod driver;
 mod host;
 mod kernels;
 mod profile;
+mod sides;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use driver::{
 use host::{Pinned, Registered, Staging};
 use kernels::{Kernel, Kernels};
 use profile::EventProfile;
+use sides::Sides;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View};
 use super::kernels::{
@@ -87,6 +89,8 @@ pub struct Cuda {
     stream: Stream,
     copies: Stream,
     copied: Event,
+    /// Once dispatches run beside each other.
+    sides: Option<Sides>,
     /// What [`Device::copy_away`] copies with, and after the last of it.
     away: Stream,
     went_away: Event,
@@ -181,6 +185,7 @@ impl Cuda {
             stream: Stream::NULL,
             copies: Stream::NULL,
             copied: Event::NULL,
+            sides: None,
             away: Stream::NULL,
             went_away: Event::NULL,
             sent: Event::NULL,
@@ -284,14 +289,14 @@ impl Cuda {
         }))
     }
 
-    fn queue(&mut self, dispatch: &Dispatch) -> Result<()> {
+    fn queue(&self, dispatch: &Dispatch, stream: Stream) -> Result<()> {
         let Some(mut launch) = self.launch(dispatch)? else { return Ok(()) };
         let mut cluster = LaunchAttribute::cluster(launch.cluster);
         let config = LaunchConfig {
             grid: launch.grid,
             threads: [launch.threads, 1, 1],
             shared_bytes: launch.shared,
-            stream: self.stream,
+            stream,
             attributes: &mut cluster,
             attribute_count: u32::from(launch.cluster > 1),
         };
@@ -299,6 +304,23 @@ impl Cuda {
         let mut parameters = launch.parameters();
         call!(self.driver, launch(&config, function, parameters.as_mut_ptr(), ptr::null_mut()))
             .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
+    }
+
+    /// Queues dispatches that run beside each other.
+    fn queue_beside(&mut self, group: &[Dispatch]) -> Result<()> {
+        let mut sides = match self.sides.take() {
+            Some(sides) => sides,
+            None => Sides::new(&self.driver)?,
+        };
+        sides.begin(&self.driver, self.stream)?;
+        let queued = group.iter().enumerate().try_for_each(|(index, dispatch)| {
+            let stream = if index == 0 { self.stream } else { sides.next(&self.driver)? };
+            self.queue(dispatch, stream)
+        });
+        // Whatever has failed: nothing that follows begins before them.
+        let joined = sides.join(&self.driver, self.stream);
+        self.sides = Some(sides);
+        queued.and(joined)
     }
 
     /// A graph whose nodes depend on each other as the dispatches' order says.
@@ -524,14 +546,21 @@ impl Device for Cuda {
         self.enter()?;
         self.counts.launches += dispatches.len() as u64;
         self.counts.kernels += dispatches.len() as u64;
-        for dispatch in dispatches {
-            if let Some(mut profile) = self.profile.take() {
+        if let Some(mut profile) = self.profile.take() {
+            for dispatch in dispatches {
                 profile.before(&self.driver, self.stream)?;
-                self.queue(dispatch)?;
+                self.queue(dispatch, self.stream)?;
                 profile.after(&self.driver, self.stream, dispatch)?;
-                self.profile = Some(profile);
+            }
+            self.profile = Some(profile);
+            return Ok(());
+        }
+        let beside = |dispatch: &Dispatch| dispatch.order == Order::Beside;
+        for group in dispatches.chunk_by(|_, next| beside(next)) {
+            if group.len() == 1 {
+                self.queue(&group[0], self.stream)?;
             } else {
-                self.queue(dispatch)?;
+                self.queue_beside(group)?;
             }
         }
         Ok(())
@@ -694,6 +723,9 @@ impl Drop for Cuda {
         self.staging.release(&self.driver);
         for event in self.marks.iter().chain([&self.copied, &self.went_away, &self.sent, &self.reached]) {
             let _ = call!(self.driver, event_destroy(*event));
+        }
+        if let Some(sides) = &self.sides {
+            sides.release(&self.driver);
         }
         for stream in [self.away, self.copies, self.stream] {
             let _ = call!(self.driver, stream_destroy(stream));

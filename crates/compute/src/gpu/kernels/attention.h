@@ -1,4 +1,5 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
+#include "quads.h"
 #include "scores.h"
 #include "seen.h"
 
@@ -290,4 +291,113 @@ KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const flo
         else if (is_query) out[to + i] = result;
         else store_cached(ctx, is_value ? values : keys, to + i, result, c.kv_type);
     }
+}
+
+struct PrepareBuffers {
+    GPTR(const float) q;
+    GPTR(const float) k;
+    GPTR(const float) v;
+    GPTR(const float) q_weight;
+    GPTR(const float) k_weight;
+    GPTR(const float) angles;
+    GPTR(const Place) places;
+    GPTR(const uint) pages;
+    GPTR(uchar) keys;
+    GPTR(uchar) values;
+    GPTR(float) out;
+};
+
+// The same for heads of up to 128 · QUADS channels, fours of which rotate or do not, where elements of the cache are f16 or f32: a
+// lane has channels 4i..4i + 4, and gets what they rotate with from another one.
+template <uint QUADS>
+DEVICE void prepare_by_quads(CTX, const PrepareConstants c, const PrepareBuffers b) {
+    const uint index = ctx.group_x() * ctx.warps() + ctx.warp(), row = ctx.group_y();
+    if (index >= c.heads + 2 * c.kv_heads) return;
+    const bool is_query = index < c.heads, is_value = index >= c.heads + c.kv_heads;
+    const uint own = index - (is_query ? 0 : is_value ? c.heads + c.kv_heads : c.heads);
+    const uint dim = is_value ? c.value_dim : c.dim, quads = dim / 4;
+    const GPTR(const float) from = is_query ? b.q + ((ulong)row * c.heads + own) * dim
+                            : is_value ? b.v + ((ulong)row * c.kv_heads + own) * dim
+                                       : b.k + ((ulong)row * c.kv_heads + own) * dim;
+    const GPTR(const float) turns = b.angles + (ulong)row * c.pairs * 2;
+    const bool normed = is_query ? c.q_norm : !is_value && c.k_norm;
+    const uint turned = is_value ? 0 : c.pairs / 2, middle = c.pairs / 4;
+    Float4 head[QUADS], first[QUADS], second[QUADS];
+#pragma unroll
+    for (uint n = 0; n < QUADS; ++n) {
+        const uint i = ctx.lane() + 32 * n;
+        const Float4 none = {0.0f, 0.0f, 0.0f, 0.0f};
+        head[n] = none;
+        first[n] = none;
+        second[n] = none;
+        if (i < quads) head[n] = floats4(from, i);
+        // Cosines and sines of two pairs, and of the two that follow.
+        const uint pair = c.interleaved ? i : 2 * (i < middle ? i : i - middle);
+        if (i >= turned) continue;
+        first[n] = floats4(turns, pair);
+        if (!c.interleaved) second[n] = floats4(turns, pair + 1);
+    }
+    if (normed) {
+        const GPTR(const float) weight = is_query ? b.q_weight : b.k_weight;
+        float sum = 0.0f;
+#pragma unroll
+        for (uint n = 0; n < QUADS; ++n) sum += squares4(head[n]);
+        sum = lane_sum(ctx, sum);
+        const float factor = 1.0f / sqrt_of(sum / (float)dim + (is_query ? c.q_eps : c.k_eps));
+#pragma unroll
+        for (uint n = 0; n < QUADS; ++n) {
+            const uint i = ctx.lane() + 32 * n;
+            if (i < quads) head[n] = scaled4(head[n], factor, floats4(weight, i));
+        }
+    }
+    const Place at = b.places[row];
+    const ulong to =
+        is_query ? ((ulong)row * c.heads + own) * dim : place_of(b.pages, at, at.position, c.kv_heads, own) * dim;
+    Float4 results[QUADS];
+#pragma unroll
+    for (uint n = 0; n < QUADS; ++n) {
+        const uint i = ctx.lane() + 32 * n;
+        const Float4 x = head[n], one = first[n], two = second[n];
+        if (c.interleaved) {
+            Float4 r = {x.x * one.x - x.y * one.y, x.y * one.x + x.x * one.y, x.z * one.z - x.w * one.w,
+                        x.w * one.z + x.z * one.w};
+            results[n] = x;
+            if (i < turned) results[n] = r;
+            continue;
+        }
+        const bool later = i >= middle;
+        const uint other = i >= turned ? i : later ? i - middle : i + middle;
+        Float4 y = lane_read4(ctx, head[0], other % 32);
+#pragma unroll
+        for (uint m = 1; m < QUADS; ++m) {
+            const Float4 z = lane_read4(ctx, head[m], other % 32);
+            if (other / 32 == m) y = z;
+        }
+        const float sign = later ? 1.0f : -1.0f;
+        Float4 r = {x.x * one.x + sign * (y.x * one.y), x.y * one.z + sign * (y.y * one.w),
+                    x.z * two.x + sign * (y.z * two.y), x.w * two.z + sign * (y.w * two.w)};
+        results[n] = x;
+        if (i < turned) results[n] = r;
+    }
+#pragma unroll
+    for (uint n = 0; n < QUADS; ++n) {
+        const uint i = ctx.lane() + 32 * n;
+        if (i >= quads) continue;
+        const Float4 r = results[n];
+        if (is_query ? c.half_out : c.kv_type == KV_F16) {
+            const GPTR(uint) halves = is_query ? GCAST(uint, b.out) : GCAST(uint, is_value ? b.values : b.keys);
+            halves[to / 2 + 2 * i] = packed_halves(r.x, r.y);
+            halves[to / 2 + 2 * i + 1] = packed_halves(r.z, r.w);
+        } else {
+            put4((is_query ? b.out : GCAST(float, is_value ? b.values : b.keys)) + to, i, r);
+        }
+    }
+}
+
+KERNEL(prepare_quads, PrepareConstants, (const float, q), (const float, k), (const float, v), (const float, q_weight),
+       (const float, k_weight), (const float, angles), (const Place, places), (const uint, pages), (uchar, keys),
+       (uchar, values), (float, out)) {
+    const PrepareBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, keys, values, out};
+    if (c.dim <= 128 && c.value_dim <= 128) prepare_by_quads<1>(ctx, c, b);
+    else prepare_by_quads<2>(ctx, c, b);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "cache.h"
 #include "pieces.h"
+#include "quads.h"
 #include "seen.h"
 
 struct DecodeConstants {
@@ -78,8 +79,6 @@ struct DecodeBuffers {
     GPTR(float) stats;
     GPTR(float) out;
 };
-
-DEVICE uint packed_halves(float a, float b) { return (uint)f32_to_f16(a) | (uint)f32_to_f16(b) << 16; }
 
 DEVICE Word4 packed8(const Float8 f) {
     Word4 w = {packed_halves(f.v[0], f.v[1]), packed_halves(f.v[2], f.v[3]), packed_halves(f.v[4], f.v[5]),

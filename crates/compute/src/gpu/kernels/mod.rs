@@ -20,6 +20,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("pieces.h", include_str!("pieces.h")),
     ("quantize.h", include_str!("quantize.h")),
     ("routing.h", include_str!("routing.h")),
+    ("quads.h", include_str!("quads.h")),
     ("scores.h", include_str!("scores.h")),
     ("seen.h", include_str!("seen.h")),
     ("sequences.h", include_str!("sequences.h")),
@@ -38,6 +39,7 @@ macro_rules! units {
 }
 
 units![
+    "angles",
     "attention",
     "batch",
     "compressed",

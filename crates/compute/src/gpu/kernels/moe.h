@@ -1,4 +1,5 @@
 // Routed experts, for every encoding: products, what is between them, and sums.
+#include "quads.h"
 #include "tiles.h"
 
 // Each pair's expert's matrix · x → out (pairs, rows): a warp makes one output of one pair. Grid: (rows / warps of a
@@ -45,21 +46,42 @@ KERNEL(moe_identity, IdentityConstants, (const uint, ids), (const float, x), (fl
 
 struct MoeCombineConstants {
     // Whether pairs count as much as `weights` says; else all the same.
-    uint top_k, width, has_residual, weighs;
+    uint top_k, width, columns, has_residual, weighs;
 };
 
-// residual + Σ_k weights[k] · pairs[k] in the router's order → out (tokens, width), an element a thread. Grid: (tokens,
-// width / threads).
+// Pairs of a token whose outputs are on their way together.
+CONSTANT uint COMBINED = 4;
+
+// residual + Σ_k weights[k] · pairs[k] in the router's order → out (tokens, width), `columns` elements a thread, one or four. Grid:
+// (tokens, width / columns / threads).
 KERNEL(moe_combine, MoeCombineConstants, (const float, pairs), (const float, weights), (const float, residual),
        (float, out)) {
-    const uint token = ctx.group_x(), i = ctx.group_y() * ctx.threads() + ctx.thread();
+    const uint token = ctx.group_x(), i = (ctx.group_y() * ctx.threads() + ctx.thread()) * c.columns;
     if (i >= c.width) return;
-    float sum = 0.0f;
-    for (uint k = 0; k < c.top_k; ++k) {
-        const ulong pair = (ulong)token * c.top_k + k;
-        sum = fma_of(c.weighs ? weights[pair] : 1.0f, pairs[pair * c.width + i], sum);
+    const ulong first = (ulong)token * c.top_k, at = (ulong)token * c.width + i;
+    if (c.columns == 4) {
+        Float4 sum = {0.0f, 0.0f, 0.0f, 0.0f}, rest = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (c.has_residual) rest = floats4(residual + at, 0);
+        for (uint base = 0; base < c.top_k; base += COMBINED) {
+            Float4 v[COMBINED];
+            float weight[COMBINED];
+#pragma unroll
+            for (uint n = 0; n < COMBINED; ++n) {
+                const ulong pair = first + (base + n < c.top_k ? base + n : base);
+                v[n] = floats4(pairs + pair * c.width + i, 0);
+                weight[n] = c.weighs ? (float)weights[pair] : 1.0f;
+            }
+#pragma unroll
+            for (uint n = 0; n < COMBINED; ++n) {
+                if (base + n < c.top_k) sum = fma4(weight[n], v[n], sum);
+            }
+        }
+        if (c.has_residual) sum = sum4(sum, rest);
+        return put4(out + at, 0, sum);
     }
-    const ulong at = (ulong)token * c.width + i;
+    float sum = 0.0f;
+    for (uint k = 0; k < c.top_k; ++k)
+        sum = fma_of(c.weighs ? weights[first + k] : 1.0f, pairs[(first + k) * c.width + i], sum);
     if (c.has_residual) sum += residual[at];
     out[at] = sum;
 }

@@ -85,6 +85,8 @@ pub(super) struct Lowering<'a> {
     pub(super) layout: InputLayout,
     pub(super) pieces: Vec<Piece<Vec<Dispatch>>>,
     pub(super) run: Vec<Dispatch>,
+    /// The steps that read a value.
+    readers: HashMap<Value, Vec<&'a Step>>,
     /// Rows of values: tokens, then outputs.
     pub(super) rows: usize,
     /// Whether they are those of outputs.
@@ -172,13 +174,18 @@ impl<'a> Lowering<'a> {
         memory: &'a Memory,
         shape: Shape,
     ) -> Self {
+        let mut readers = HashMap::<_, Vec<_>>::new();
+        for step in steps {
+            step.inputs().into_iter().for_each(|value| readers.entry(value).or_default().push(step));
+        }
         Self {
             graph,
             steps,
+            readers,
             buffers,
             memory,
             shape,
-            layout: InputLayout::new(&shape, &graph.ropes, &memory.turns),
+            layout: InputLayout::new(&shape, &graph.ropes, &memory.turns, memory.makes_angles(shape.rows)),
             pieces: vec![],
             run: vec![],
             rows: shape.rows,
@@ -195,6 +202,11 @@ impl<'a> Lowering<'a> {
             updates: vec![],
             exchanged: 0,
         }
+    }
+
+    /// The steps that read a value, in order.
+    pub(super) fn readers(&self, value: Value) -> impl Iterator<Item = &'a Step> {
+        self.readers.get(&value).into_iter().flatten().copied()
     }
 
     pub(super) fn value(&self, value: Value) -> Slice {

@@ -41,7 +41,7 @@ impl Lowering<'_> {
 
     /// Whether updates read a value.
     pub(super) fn is_adapted(&self, x: Value) -> bool {
-        self.steps.iter().any(|step| match *step {
+        self.readers(x).any(|step| match *step {
             Step::Linear { x: own, adapted, .. } | Step::MoeExperts { x: own, adapted, .. } => {
                 own == x && self.updates_of(adapted).is_some()
             }

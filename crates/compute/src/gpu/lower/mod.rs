@@ -41,6 +41,7 @@ pub(super) fn lower(
     shape: Shape,
 ) -> Vec<Piece<Vec<Dispatch>>> {
     let mut lowering = Lowering::new(graph, steps, buffers, memory, shape);
+    lowering.make_angles();
     for step in steps {
         lowering.step(step);
     }

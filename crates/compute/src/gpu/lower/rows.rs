@@ -2,8 +2,9 @@
 
 use super::context::{Launch, Lowering, THREADS, summing};
 use crate::gpu::arguments::{
-    EmbedConstants, GatherConstants, GivenConstants, HeadScaleConstants, JoinConstants, LayerNormConstants,
-    PositionScaleConstants, RepeatConstants, RmsNormConstants, RopeConstants, SliceConstants,
+    AnglesConstants, EmbedConstants, GatherConstants, GivenConstants, HeadScaleConstants, JoinConstants,
+    LayerNormConstants, PositionScaleConstants, RepeatConstants, RmsNormConstants, RopeConstants,
+    SliceConstants,
 };
 use crate::gpu::device::Dispatch;
 use crate::gpu::memory::{Given, Turn};
@@ -41,6 +42,24 @@ impl Lowering<'_> {
         let constants = &RmsNormConstants { width, eps, weights };
         Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants }
             .over([self.rows * groups, 1, 1], summing(width))
+    }
+
+    /// Queues what makes the angles of all turns, if the device does.
+    pub(super) fn make_angles(&mut self) {
+        let Some(turned) = &self.layout.turned else { return };
+        for (index, turn) in self.memory.turns.iter().enumerate() {
+            let rope = &self.graph.ropes[turn.rope];
+            let (rows, pairs) = (self.shape.rows, rope.inv_freq.len());
+            let buffers = [turned.positions, turned.pairs[index], self.layout.angles[index]];
+            let constants = &AnglesConstants { rows, pairs, stride: turn.stride, magnitude: rope.magnitude };
+            let launch = Launch {
+                unit: "angles",
+                kernel: "angles",
+                buffers: &buffers.map(|at| self.input(at)),
+                constants,
+            };
+            self.run.push(launch.each(rows * pairs));
+        }
     }
 
     /// Rotates heads.

@@ -2,18 +2,19 @@
 //!
 //! As those of `tensor`, with activations as `wide_enter` writes them.
 
-use super::context::{Launch, Lowering, named};
+use super::context::{DeferredNorm, Launch, Lowering, named};
 use crate::gpu::arguments::WideEnterConstants;
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::memory::{PANEL_COLUMNS, TensorScratch, WIDE_ROWS};
 
 /// Weight rows of a tile.
 pub(super) const TILE_ROWS: usize = 192;
-/// Tokens of a tile, at most.
+/// Tokens of a tile, at most: of experts, and of linear layers.
 pub(super) const MOST_TOKENS: usize = 160;
+pub(super) const MOST_LINEAR_TOKENS: usize = 176;
 const THREADS: u32 = 384;
 /// Threadgroup memory: four stages of 128 columns of tokens, results of twelve warps, and what is lost until a multiple of 1024.
-const SHARED: u32 = 4 * 160 * 128 * 2 + 12 * 32 * 20 * 4 + 1024;
+const SHARED: u32 = 4 * MOST_LINEAR_TOKENS as u32 * 128 * 2 + 12 * 32 * 20 * 4 + 1024;
 
 /// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more: `SPLIT` of `kernels/cuda/unpack.h`.
 pub(super) fn splits(encoding: &str) -> bool {
@@ -34,21 +35,22 @@ impl Lowering<'_> {
         self.tensor_scratch().filter(|_| self.memory.info.warp_groups && self.rows >= WIDE_ROWS)
     }
 
-    /// Writes x (rows, cols) as these kernels take it.
+    /// Writes x (rows, cols), normalised if that was left to its readers, as these kernels take it.
     pub(super) fn enter_wide(
         &self,
         scratch: TensorScratch,
-        x: Slice,
+        (x, norm): (Slice, Option<DeferredNorm>),
         [rows, cols]: [usize; 2],
         which: WideRows,
         split: bool,
     ) -> Dispatch {
-        let buffers = [x, scratch.places.into(), scratch.x.into(), scratch.scale.into()];
+        let weight = norm.map_or(self.input(0), |norm| self.vector(norm.weight));
+        let buffers = [x, weight, scratch.places.into(), scratch.x.into(), scratch.scale.into()];
         let (share, width) = match which {
             WideRows::All { width } => (0, width),
             WideRows::Shared(pairs) => (pairs, 0),
         };
-        let constants = &WideEnterConstants { cols, share, width, rows, split };
+        let constants = &WideEnterConstants { cols, share, width, rows, split, norm: norm.into() };
         let threads = if cols > 1024 { 256 } else { 128 };
         let launch = Launch { unit: "cuda/wide_tokens", kernel: "wide_enter", buffers: &buffers, constants };
         Dispatch {

@@ -212,8 +212,10 @@ pub(crate) struct InputLayout {
     pub(crate) outputs: usize,
     /// (sequences, 5), u32: first row, rows, start, slot read, slot written.
     pub(crate) sequences: usize,
-    /// Of each turn (rows, pairs, 2), f32: cosine, sine.
+    /// Of each turn (rows, pairs, 2), f32: cosine, sine. Of many rows the device makes them, behind what is uploaded.
     pub(crate) angles: Vec<usize>,
+    /// What it makes them from, if it does.
+    pub(crate) turned: Option<TurnedInputs>,
     /// (given rows), u32: those whose embeddings come with the batch.
     pub(crate) given_rows: usize,
     /// (given rows, their width), f32.
@@ -224,11 +226,23 @@ pub(crate) struct InputLayout {
     pub(crate) output_adapters: usize,
     /// (rows), u32: the last position that each row sees; nothing if that is its own everywhere.
     pub(crate) sees: usize,
-    pub(crate) bytes: usize,
+    /// Bytes that are uploaded, and with what the device makes.
+    uploaded: usize,
+    bytes: usize,
+}
+
+/// Where a device finds what it makes angles from.
+#[derive(Debug, Clone)]
+pub(crate) struct TurnedInputs {
+    /// (rows, 3), u32: positions on three axes.
+    pub(crate) positions: usize,
+    /// Of each turn (pairs, 2), u32: the bits of its frequency, and its axis.
+    pub(crate) pairs: Vec<usize>,
 }
 
 impl InputLayout {
-    pub(crate) fn new(shape: &Shape, ropes: &[Rope], turns: &[Turn]) -> Self {
+    /// For batches of `shape`, of which the device makes the angles if there are `many` rows.
+    pub(crate) fn new(shape: &Shape, ropes: &[Rope], turns: &[Turn], many: bool) -> Self {
         let adapted = shape.adapted != Adapted::NoRow;
         let mut end = 0;
         let mut part = |words: usize| {
@@ -236,20 +250,35 @@ impl InputLayout {
             end += (words * 4).next_multiple_of(16);
             start
         };
-        Self {
+        let pairs = |turn: &Turn| ropes[turn.rope].inv_freq.len();
+        let mut layout = Self {
             tokens: part(shape.rows),
             places: part(2 * shape.rows),
             owners: part(shape.rows),
             outputs: part(shape.outputs),
             sequences: part(5 * shape.sequences),
-            angles: turns.iter().map(|turn| part(2 * ropes[turn.rope].inv_freq.len() * shape.rows)).collect(),
+            angles: vec![],
+            turned: None,
             given_rows: part(shape.given.rows),
             given: part(shape.given.rows * shape.given.width),
             adapters: part(if adapted { shape.rows } else { 0 }),
             output_adapters: part(if adapted { shape.outputs } else { 0 }),
             sees: part(if shape.ahead { shape.rows } else { 0 }),
-            bytes: end,
+            uploaded: 0,
+            bytes: 0,
+        };
+        if many {
+            let positions = part(3 * shape.rows);
+            let pairs = turns.iter().map(|turn| part(2 * pairs(turn))).collect();
+            layout.turned = Some(TurnedInputs { positions, pairs });
+            layout.uploaded = part(0);
         }
+        layout.angles = turns.iter().map(|turn| part(2 * pairs(turn) * shape.rows)).collect();
+        layout.bytes = part(0);
+        if !many {
+            layout.uploaded = layout.bytes;
+        }
+        layout
     }
 
     /// The most bytes that batches of up to `rows` rows need.
@@ -260,13 +289,13 @@ impl InputLayout {
         let ahead = looks_ahead(graph);
         let (sequences, outputs) = (rows, rows);
         let shape = Shape { rows, sequences, outputs, splits, halved, given, adapted, ahead, ending };
-        Self::new(&shape, &graph.ropes, turns).bytes
+        Self::new(&shape, &graph.ropes, turns, true).bytes
     }
 
     /// The upload for `batch`.
     pub(crate) fn pack(&self, batch: &Batch<'_>, shape: &Shape, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
         let given = shape.given;
-        let mut out = Vec::with_capacity(self.bytes);
+        let mut out = Vec::with_capacity(self.uploaded);
         let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(16), 0);
         batch.tokens.iter().for_each(|token| token.append(&mut out));
         pad(&mut out);
@@ -290,14 +319,6 @@ impl InputLayout {
             SequenceWords { first_row, rows, start, read, write }.append(&mut out);
         }
         pad(&mut out);
-        for turn in turns {
-            let rope = &ropes[turn.rope];
-            for position in batch.rope_positions() {
-                let position = position.map(|position| position - position % turn.stride);
-                rope.angles(position).for_each(|(cosine, sine)| [cosine, sine].append(&mut out));
-            }
-            pad(&mut out);
-        }
         let Embeddings { rows, values } = batch.embeddings;
         if let Some(width) = values.len().checked_div(given.rows) {
             rows.iter().for_each(|row| row.append(&mut out));
@@ -323,7 +344,28 @@ impl InputLayout {
             }
             pad(&mut out);
         }
-        debug_assert_eq!(out.len(), self.bytes);
+        if self.turned.is_some() {
+            batch.rope_positions().flatten().for_each(|position| position.append(&mut out));
+            pad(&mut out);
+            for turn in turns {
+                let rope = &ropes[turn.rope];
+                for (pair, frequency) in rope.inv_freq.iter().enumerate() {
+                    frequency.append(&mut out);
+                    rope.axis(pair).append(&mut out);
+                }
+                pad(&mut out);
+            }
+        } else {
+            for turn in turns {
+                let rope = &ropes[turn.rope];
+                for position in batch.rope_positions() {
+                    let position = position.map(|position| position - position % turn.stride);
+                    rope.angles(position).for_each(|(cosine, sine)| [cosine, sine].append(&mut out));
+                }
+                pad(&mut out);
+            }
+        }
+        debug_assert_eq!(out.len(), self.uploaded);
         out
     }
 }

@@ -240,14 +240,20 @@ impl Memory {
             self.logits.reserve(device, logits)?,
             self.grow_scores(device, graph, batch)?,
         ];
-        let inputs =
-            InputLayout::new(shape, &graph.ropes, &self.turns).pack(batch, shape, &graph.ropes, &self.turns);
+        let layout = InputLayout::new(shape, &graph.ropes, &self.turns, self.makes_angles(shape.rows));
+        let inputs = layout.pack(batch, shape, &graph.ropes, &self.turns);
         device.upload(self.inputs.into(), &inputs)?;
         if !self.held_pages.starts_with(&pages) {
             device.upload(self.page_numbers.buffer.into(), &pages)?;
             self.held_pages = pages;
         }
         Ok(moved.contains(&true))
+    }
+
+    /// Whether the device makes the angles of batches of so many rows, which takes a dispatch. Rows that are to have the bits that
+    /// they have alone get the host's.
+    pub(super) fn makes_angles(&self, rows: usize) -> bool {
+        rows > if self.batch_invariant { BATCH_ROWS } else { FEW_ROWS }
     }
 
     fn grow_page_numbers(&mut self, device: &mut dyn Device, wanted: usize) -> Result<bool> {

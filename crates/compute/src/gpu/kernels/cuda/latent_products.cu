@@ -27,6 +27,7 @@ DEVICE u32 room(u32 rows) { return (rows + 7) / 8 * 8; }
 
 // Tiles in the order: rows of one tile of a head's tokens, then the next.
 struct HeadsJob {
+    static const u32 MOST = 160;
     const u8 *x, *weights;
     const float* scale;
     float* out;

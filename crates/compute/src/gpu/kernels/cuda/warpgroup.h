@@ -63,6 +63,7 @@ struct WarpgroupProduct;
 #define REGISTERS_64 REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define REGISTERS_72 REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define REGISTERS_80 REGISTERS_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define REGISTERS_88 REGISTERS_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D8(i) D4(i), D4(i + 4)
 #define D16(i) D8(i), D8(i + 8)
@@ -72,6 +73,7 @@ struct WarpgroupProduct;
 #define RESULTS_64 RESULTS_48, D16(48)
 #define RESULTS_72 RESULTS_64, D8(64)
 #define RESULTS_80 RESULTS_72, D8(72)
+#define RESULTS_88 RESULTS_80, D8(80)
 
 // By half the width: how many registers d has.
 #define WARPGROUP_PRODUCT(half, a0, a1, a2, a3, m)                                                                    \
@@ -90,12 +92,14 @@ struct WarpgroupProduct;
 #define WIDTH_64 "128"
 #define WIDTH_72 "144"
 #define WIDTH_80 "160"
+#define WIDTH_88 "176"
 WARPGROUP_PRODUCT(16, "%16", "%17", "%18", "%19", "%20")
 WARPGROUP_PRODUCT(32, "%32", "%33", "%34", "%35", "%36")
 WARPGROUP_PRODUCT(48, "%48", "%49", "%50", "%51", "%52")
 WARPGROUP_PRODUCT(64, "%64", "%65", "%66", "%67", "%68")
 WARPGROUP_PRODUCT(72, "%72", "%73", "%74", "%75", "%76")
 WARPGROUP_PRODUCT(80, "%80", "%81", "%82", "%83", "%84")
+WARPGROUP_PRODUCT(88, "%88", "%89", "%90", "%91", "%92")
 #undef WARPGROUP_PRODUCT
 
 #endif // HAS_WARPGROUPS

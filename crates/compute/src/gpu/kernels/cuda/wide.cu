@@ -29,6 +29,7 @@ DEVICE u32 filled_up(u32 cols) { return (cols + STEP - 1) / STEP * STEP; }
 
 // Tiles in the order: rows of one tile of tokens, then the next.
 struct LinearJob {
+    static const u32 MOST = 176;
     const u8 *x, *plane0, *plane1, *plane2;
     const float *scale, *bias, *residual;
     float* out;
@@ -68,6 +69,7 @@ struct LinearJob {
 
 // Tiles of an expert's tokens: what both of its products have in common.
 struct ExpertJob {
+    static const u32 MOST = 160;
     const u8* x;
     const float* scale;
     const u32* list;

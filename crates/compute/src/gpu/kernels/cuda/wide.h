@@ -1,7 +1,7 @@
 // Products of many tokens with quantised weights by warp groups of compute capability 9.0: out = x · weightᵀ, dense or
 // grouped by expert.
 //
-// A tile is 192 weight rows × up to 160 tokens. Each of three warp groups unpacks 64 rows, 128 columns a step, straight into
+// A tile is 192 weight rows × up to 160 tokens, of linear layers 176. Each of three warp groups unpacks 64 rows, 128 columns a step, straight into
 // registers, as the left side of its products; tokens are the right side, in shared memory, where bulk copies put them two
 // steps ahead. Groups wait for copies only, not for each other: while one unpacks, the others multiply. A
 // block goes on from tile to tile, and loads the next one's weights and tokens before it stores results.
@@ -16,7 +16,7 @@ const u32 GROUPS = 3;
 const u32 ROWS = GROUPS * 64;
 const u32 THREADS = GROUPS * 128;
 const u32 STEP = 128;
-const u32 MOST_TOKENS = 160;
+const u32 MOST_TOKENS = 176;
 const u32 STAGES = 4;
 const u32 STAGE_BYTES = MOST_TOKENS * STEP * 2;
 // Results on their way out, of each warp: from a multiple of 1024 bytes on, after the stages.
@@ -87,14 +87,16 @@ struct Width {
     static const int N = n;
 };
 
-template <class Run>
+// Of up to `most` tokens: registers for more would be taken from other things.
+template <u32 most, class Run>
 DEVICE void with_width(u32 tokens, Run& run) {
     if (tokens <= 32) run(Width<32>());
     else if (tokens <= 64) run(Width<64>());
     else if (tokens <= 96) run(Width<96>());
     else if (tokens <= 128) run(Width<128>());
     else if (tokens <= 144) run(Width<144>());
-    else run(Width<160>());
+    else if (most <= 160 || tokens <= 160) run(Width<160>());
+    else run(Width<most>());
 }
 
 // Feeds a block's tiles of x to shared memory; called by a warp.
@@ -181,7 +183,7 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
             }
             job.template finish<N>(tile, d, shared);
         };
-        with_width(tokens.count, run);
+        with_width<Job::MOST>(tokens.count, run);
         tile += gridDim.x;
         tokens = following;
     }

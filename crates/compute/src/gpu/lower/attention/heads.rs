@@ -9,7 +9,7 @@ use crate::gpu::arguments::{
 use crate::gpu::device::Slice;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
 use crate::gpu::lower::linear::width;
-use crate::gpu::lower::wide::TILE_ROWS;
+use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS};
 use crate::gpu::memory::{BATCH_ROWS, TensorScratch, suits_warp_groups};
 use crate::graph::{GroupedLinearOp, Value, WeightId};
 
@@ -65,7 +65,7 @@ impl Lowering<'_> {
 
     /// Tokens of a tile of such products.
     pub(super) fn heads_width(&self, heads: usize, out: usize) -> usize {
-        width(heads * out.div_ceil(TILE_ROWS), self.rows, self.memory.info.multiprocessors)
+        width(MOST_TOKENS, heads * out.div_ceil(TILE_ROWS), self.rows, self.memory.info.multiprocessors)
     }
 
     /// Queues what brings x (rows, heads · cols) into the form of such products.

@@ -16,11 +16,14 @@ pub(super) use self::compressed::{Kept, Sparse};
 use self::attend::Attend;
 use self::decode::DecodeAttention;
 use super::context::{Launch, Lowering, THREADS};
+use crate::backend::KvType;
 use crate::gpu::arguments::PrepareConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, Chosen, Rope, RopeStyle, Value, WeightId};
 
+/// The widest heads of `prepare_quads`.
+const PREPARED_CHANNELS: usize = 256;
 /// Heads that a group of `prepare` does: a warp each.
 const PREPARED: usize = THREADS as usize / 32;
 
@@ -139,8 +142,12 @@ impl Lowering<'_> {
             kv_type: self.kv_code(),
             half_out: half,
         };
-        let launch =
-            Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants: &constants };
+        let turned = if interleaved { pairs.is_multiple_of(2) } else { pairs.is_multiple_of(4) };
+        let by_quads = |dim: usize| dim.is_multiple_of(4) && dim <= PREPARED_CHANNELS;
+        let suits =
+            turned && by_quads(head_dim) && by_quads(value_dim) && self.memory.state.kv_type != KvType::Q8_0;
+        let kernel = if suits { "prepare_quads" } else { "prepare" };
+        let launch = Launch { unit: "attention", kernel, buffers: &buffers, constants: &constants };
         let dispatch = launch.over([(heads + 2 * kv_heads).div_ceil(PREPARED), self.rows, 1], THREADS);
         self.run.push(dispatch);
     }

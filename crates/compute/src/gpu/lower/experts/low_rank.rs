@@ -123,7 +123,7 @@ impl Lowering<'_> {
             to,
         };
         let (from, shape) = (self.value(x), [self.rows, x.width()]);
-        body.push(self.enter_wide(scratch, from, shape, WideRows::Shared(top_k), splits(of_up)));
+        body.push(self.enter_wide(scratch, (from, None), shape, WideRows::Shared(top_k), splits(of_up)));
         let mut first = vec![update(1, from, top_k, ups)];
         if mlp.activation.is_gated() {
             body.push(projection(0, of_gate, gates));
@@ -138,7 +138,13 @@ impl Lowering<'_> {
         let buffers = [table, ids, gates, ups, products];
         let activate = Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants };
         body.push(activate.each(elements));
-        body.push(self.enter_wide(scratch, products, [count, inner], WideRows::Shared(1), splits(of_down)));
+        body.push(self.enter_wide(
+            scratch,
+            (products, None),
+            [count, inner],
+            WideRows::Shared(1),
+            splits(of_down),
+        ));
         body.push(projection(2, of_down, outputs));
         body.extend(self.expert_updates(pairs, &parts, &[update(2, products, 1, outputs)]));
         Some(body)

@@ -13,14 +13,14 @@ mod tensor;
 mod wide;
 
 pub(in crate::gpu) use self::divided::meeting;
-use self::few::FewExperts;
+use self::few::{FewExperts, by_warp};
 use self::low_rank::ExpertUpdate;
 use self::place::ChosenExperts;
 use self::tensor::TensorExperts;
 use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
 use crate::gpu::arguments::{
     BucketConstants, ExpertConstants, IdentityConstants, MoeActivateConstants, MoeCombineConstants,
-    RouteConstants, ScaleChosenConstants, TokenRouteConstants,
+    RouteConstants, RouteRowsConstants, ScaleChosenConstants, TokenRouteConstants,
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
@@ -76,8 +76,14 @@ impl Lowering<'_> {
         let DeferredRoute { logits, bias, route } = *choice;
         let [ids, weights] = self.routing(routing);
         let buffers = [self.value(logits), self.optional(bias), ids, weights];
-        let constants = &RouteConstants::new(&route, bias.is_some());
-        Launch { unit: "route", kernel: "route", buffers: &buffers, constants }
+        let constants = RouteConstants::new(&route, bias.is_some());
+        if by_warp(choice) && self.rows > 1 {
+            let constants = &RouteRowsConstants { route: constants, rows: self.rows };
+            let buffers = [self.value(logits), ids, weights];
+            return Launch { unit: "route", kernel: "route_rows", buffers: &buffers, constants }
+                .over([self.rows.div_ceil(WARPS), 1, 1], THREADS);
+        }
+        Launch { unit: "route", kernel: "route", buffers: &buffers, constants: &constants }
             .over([self.rows, 1, 1], THREADS)
     }
 
@@ -224,10 +230,11 @@ impl Lowering<'_> {
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [outputs, weights, residual, self.value(out)];
-        let constants =
-            &MoeCombineConstants { top_k, width: out.width(), has_residual, weighs: input_weights.is_none() };
+        let (width, weighs) = (out.width(), input_weights.is_none());
+        let columns = if width.is_multiple_of(4) { 4 } else { 1 };
+        let constants = &MoeCombineConstants { top_k, width, columns, has_residual, weighs };
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
-        self.run.push(combine.over([self.rows, blocks(out.width()), 1], THREADS));
+        self.run.push(combine.over([self.rows, blocks(width / columns), 1], THREADS));
     }
 
     /// Outputs of all pairs whose experts are present, for rows of x.

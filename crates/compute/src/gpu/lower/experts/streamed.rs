@@ -48,7 +48,9 @@ impl Lowering<'_> {
     fn take_choice(&mut self, routing: Routing) -> Option<DeferredRoute> {
         let (_, choice) = self.routed.take().filter(|(of, choice)| *of == routing && by_warp(choice))?;
         let ids = self.routing(routing)[0];
-        let queued = self.run.last().is_some_and(|last| last.kernel == "route" && last.buffers[2] == ids);
+        let queued = self.run.last().is_some_and(|last| {
+            matches!(&*last.kernel, "route" | "route_rows") && last.buffers.contains(&ids)
+        });
         let suits = queued
             && self.memory.experts.resident()
             && self.rows <= MOST_CHOOSING

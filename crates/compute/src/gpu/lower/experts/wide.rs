@@ -11,6 +11,10 @@ use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS, WideRows, splits};
 use crate::gpu::memory::{MOST_TILED_EXPERTS, PANEL_TOKENS, most_places, most_tiles};
 use crate::graph::Activation;
 
+/// Blocks that sort pairs, a cluster, and the pairs that they are worth it from.
+const SORTING_BLOCKS: u32 = 8;
+const CLUSTERED_PAIRS: usize = 4096;
+
 impl Lowering<'_> {
     /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
     pub(super) fn wide_experts(&mut self, e: &TensorExperts<'_>) -> Option<Vec<Dispatch>> {
@@ -40,13 +44,14 @@ impl Lowering<'_> {
         };
         let buffers = [table, e.ids, list, scratch.places.into(), tiles];
         let sort = Launch { unit: "cuda/wide_tokens", kernel: "wide_sort", buffers: &buffers, constants };
-        let mut body = vec![sort.over([1, 1, 1], 1024)];
+        let blocks = if pairs < CLUSTERED_PAIRS { 1 } else { SORTING_BLOCKS };
+        let mut body = vec![Dispatch { cluster: blocks, ..sort.over([blocks as usize, 1, 1], 1024) }];
         // The rows are those of pairs from here on.
         (self.converted, self.spread) = (None, None);
         let shape = [self.rows, gate.matrix.cols];
         body.push(self.enter_wide(
             scratch,
-            self.value(e.x),
+            (self.value(e.x), None),
             shape,
             WideRows::Shared(e.top_k),
             splits(inner_encoding),
@@ -74,7 +79,7 @@ impl Lowering<'_> {
 
         body.push(self.enter_wide(
             scratch,
-            e.products,
+            (e.products, None),
             [pairs, inner],
             WideRows::Shared(1),
             splits(outer_encoding),

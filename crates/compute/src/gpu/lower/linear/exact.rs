@@ -3,13 +3,15 @@
 use crate::DType;
 use crate::gpu::arguments::{LinearConstants, UnpackConstants};
 use crate::gpu::device::{Dispatch, Slice};
-use crate::gpu::lower::context::{Launch, Lowering, Product, THREADS};
+use crate::gpu::lower::context::{Launch, Lowering, Product};
 use crate::gpu::memory::{DeviceWeight, unpacked_bytes};
 
-/// Outputs and tokens of a group.
-const SIDE: usize = 32;
-/// Threadgroup memory: three stages of rows and weights, 128 columns each and four floats between rows.
-const SHARED: u32 = 3 * 2 * 32 * (128 + 4) * 4;
+/// Outputs and tokens of a group, and its threads.
+const ROWS: usize = 64;
+const TOKENS: usize = 32;
+const THREADS: u32 = 512;
+/// Threadgroup memory: three stages of rows and weights, 64 columns each and four floats between rows.
+const SHARED: u32 = 3 * (64 + 32) * (64 + 4) * 4;
 /// Columns that a thread unpacks.
 const UNPACKED_COLUMNS: usize = 8;
 
@@ -39,7 +41,7 @@ impl Lowering<'_> {
             has_residual: p.residual.is_some(),
         };
         let launch = Launch { unit: "cuda/exact", kernel: "exact_linear", buffers: &buffers, constants };
-        let grid = [matrix.rows.div_ceil(SIDE), self.rows.div_ceil(SIDE), 1];
+        let grid = [matrix.rows.div_ceil(ROWS), self.rows.div_ceil(TOKENS), 1];
         Some((unpack, Dispatch { shared: SHARED, ..launch.over(grid, THREADS) }))
     }
 

@@ -12,6 +12,7 @@ use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::EARLY_UNIT;
 use crate::gpu::lower::bytes::{MOST_COLUMNS, encoding};
 use crate::gpu::lower::context::{DeferredNorm, Launch, Lowering, Product, WARPS, named};
+use crate::gpu::lower::tensor::kernels_for;
 use crate::gpu::memory::{ALIGNMENT, DeviceWeight, FEW_ROWS, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{Precision, Value, WeightId};
@@ -78,11 +79,18 @@ impl Lowering<'_> {
             }
             _ => false,
         };
-        let mut readers = self.steps.iter().filter(|step| step.inputs().contains(&out)).peekable();
-        let deferred = (self.is_few() || self.is_batch())
-            && norm.x.width().is_multiple_of(SCALED_COLUMNS)
-            && readers.peek().is_some()
-            && readers.all(can);
+        let can_wide = |step: &Step| match *step {
+            Step::Linear { x, weight, precision: Precision::Fast, residual, .. } => {
+                let matrix = self.weight(weight).matrix;
+                x == out && residual != Some(out) && kernels_for(matrix.dtype, matrix.cols).is_some()
+            }
+            _ => false,
+        };
+        let few = self.is_few() || self.is_batch();
+        let suits = (few || self.wide_scratch().is_some()) && norm.x.width().is_multiple_of(SCALED_COLUMNS);
+        let is_read = self.readers(out).next().is_some();
+        let deferred =
+            suits && is_read && self.readers(out).all(|step| if few { can(step) } else { can_wide(step) });
         if deferred {
             self.norms.insert(out, norm);
         }

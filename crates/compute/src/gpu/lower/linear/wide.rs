@@ -4,21 +4,27 @@ use crate::gpu::arguments::WideLinearConstants;
 use crate::gpu::device::Dispatch;
 use crate::gpu::lower::context::{Launch, Lowering, Product, Spread};
 use crate::gpu::lower::tensor::kernels_for;
-use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS, WideRows, splits};
-use crate::graph::Precision;
+use crate::gpu::lower::wide::{MOST_LINEAR_TOKENS, TILE_ROWS, WideRows, splits};
+use crate::gpu::steps::Step;
+use crate::graph::{Precision, Value};
 
 /// Widths of tiles that there is code for.
-const WIDTHS: [usize; 6] = [32, 64, 96, 128, 144, MOST_TOKENS];
+const WIDTHS: [usize; 7] = [32, 64, 96, 128, 144, 160, MOST_LINEAR_TOKENS];
 /// What a tile takes beside its tokens, in tokens.
 const TILE_COST: usize = 190;
 
-/// Tokens of a tile: those that end soonest, where `multiprocessors` work on a tile each.
-pub(in crate::gpu::lower) fn width(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+/// Tokens of a tile, `most` at most: those that end soonest, where `multiprocessors` work on a tile each.
+pub(in crate::gpu::lower) fn width(
+    most: usize,
+    row_tiles: usize,
+    tokens: usize,
+    multiprocessors: usize,
+) -> usize {
     let cost = |width: &usize| {
         let turns = (row_tiles * tokens.div_ceil(*width)).div_ceil(multiprocessors);
         turns * (TILE_COST + *width)
     };
-    WIDTHS.into_iter().min_by_key(cost).expect("there are widths")
+    WIDTHS.into_iter().filter(|width| *width <= most).min_by_key(cost).expect("there are widths")
 }
 
 impl Lowering<'_> {
@@ -29,14 +35,19 @@ impl Lowering<'_> {
         let matrix = weight.matrix;
         let encoding = kernels_for(matrix.dtype, matrix.cols).filter(|_| p.precision == Precision::Fast)?;
         let (row_tiles, split) = (matrix.rows.div_ceil(TILE_ROWS), splits(encoding));
-        // Products of one input share its tiles, whose width the first one chooses.
+        // Products of one input share its tiles, whose width the first one chooses for all, which run beside each other.
         let there = self.spread.filter(|there| there.x == p.x && there.split == split);
-        let width =
-            there.map_or_else(|| width(row_tiles, self.rows, self.memory.info.multiprocessors), |t| t.width);
+        let width = there.map_or_else(
+            || {
+                let row_tiles = self.row_tiles_of(p.x).max(row_tiles);
+                width(MOST_LINEAR_TOKENS, row_tiles, self.rows, self.memory.info.multiprocessors)
+            },
+            |there| there.width,
+        );
         let shape = [self.rows, matrix.cols];
         let enter = there
             .is_none()
-            .then(|| self.enter_wide(scratch, self.value(p.x), shape, WideRows::All { width }, split));
+            .then(|| self.enter_wide(scratch, self.entering(p.x), shape, WideRows::All { width }, split));
         (self.spread, self.converted) = (Some(Spread { x: p.x, split, width }), None);
         let [a, b, c] = weight.planes;
         let (bias, residual) = (self.optional(p.bias), p.residual.map_or(self.input(0), |r| self.value(r)));
@@ -54,16 +65,28 @@ impl Lowering<'_> {
     }
 }
 
+impl Lowering<'_> {
+    /// Tiles of rows of all linear layers that read x.
+    fn row_tiles_of(&self, x: Value) -> usize {
+        let weights = self.readers(x).filter_map(|step| match step {
+            Step::Linear { x: own, weight, precision: Precision::Fast, .. } if *own == x => Some(*weight),
+            _ => None,
+        });
+        weights.map(|weight| self.weight(weight).matrix.rows.div_ceil(TILE_ROWS)).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn widths_leave_few_multiprocessors_without_work() {
-        assert_eq!(width(22, 2048, 132), 128);
-        assert_eq!(width(3, 2048, 132), 64);
-        assert_eq!(width(11, 2048, 132), 96);
-        assert_eq!(width(22, 8192, 132), 160);
-        assert_eq!(width(1, 40, 132), 32);
+        assert_eq!(width(160, 22, 2048, 132), 128);
+        assert_eq!(width(176, 22, 2048, 132), 176);
+        assert_eq!(width(176, 28, 2048, 132), 160);
+        assert_eq!(width(176, 3, 2048, 132), 64);
+        assert_eq!(width(176, 11, 2048, 132), 176);
+        assert_eq!(width(176, 1, 40, 132), 32);
     }
 }
