@@ -205,6 +205,47 @@ fn a_copy_to_another_gpu_is_in_the_order_of_both() {
     std::fs::remove_dir_all(library.parent().expect("a folder of its own")).unwrap();
 }
 
+/// Dispatches that run beside each other wait for what is before them, and what follows waits for all of them.
+#[test]
+fn dispatches_beside_each_other_have_streams_of_their_own() {
+    // What is launched (L), recorded (R) and waited for (W) on which stream. The first three are there from the start on.
+    const RIGHT: &str = "L1R1L1W4L4W5L5L4R4W1R5W1L1";
+    let note = |letter: char, stream: &str, rest: &str| {
+        format!(
+            "{{ extern char said[]; extern int end; said[end++] = '{letter}'; said[end++] = '0' + {stream}; {rest} return 0; }}"
+        )
+    };
+    let launch = format!(
+        "(const char* config, void* f, void** p, void** e) {{ extern char said[]; extern int end; \
+         size_t stream = *(const size_t*)(config + 32); said[end++] = 'L'; said[end++] = '0' + stream; \
+         return end < {length} ? 0 : memcmp(said, \"{RIGHT}\", {length}) != 0; }}\nchar said[200]; int end;",
+        length = RIGHT.len()
+    );
+    let record = note('R', "stream", "");
+    let wait = note('W', "stream", "");
+    let functions = [
+        ("cuStreamCreate", "(size_t* stream, unsigned flags) { static size_t n; *stream = ++n; return 0; }"),
+        ("cuLaunchKernelEx", launch.as_str()),
+        ("cuEventRecord", &format!("(size_t event, size_t stream) {record}")),
+        ("cuStreamWaitEvent", &format!("(size_t stream, size_t event, unsigned flags) {wait}")),
+    ];
+    let Some(cuda) = open("beside", &functions, &[]) else { return };
+    let mut cuda = cuda.unwrap();
+    let list = [Order::After, Order::After, Order::Beside, Order::Beside, Order::Beside, Order::After];
+    let list = list.map(|order| Dispatch {
+        unit: "elementwise",
+        kernel: "add".into(),
+        buffers: vec![],
+        constants: vec![0; 4],
+        grid: Grid::Fixed([1, 1, 1]),
+        threads: 32,
+        shared: 0,
+        cluster: 1,
+        order,
+    });
+    cuda.run(&list).expect("in this order");
+}
+
 #[test]
 fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
     // One module is all that this driver has room for.

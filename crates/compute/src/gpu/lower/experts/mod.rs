@@ -26,6 +26,9 @@ use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
 use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
+/// Groups that sum experts' outputs, from which a thread has four columns.
+const COMBINING_GROUPS: usize = 512;
+
 /// Routed experts with their sum, + residual.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MoeStep {
@@ -231,7 +234,9 @@ impl Lowering<'_> {
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [outputs, weights, residual, self.value(out)];
         let (width, weighs) = (out.width(), input_weights.is_none());
-        let columns = if width.is_multiple_of(4) { 4 } else { 1 };
+        // Few rows are too few groups for a large device if a thread has four columns.
+        let many = self.rows * blocks(width / 4) >= COMBINING_GROUPS;
+        let columns = if width.is_multiple_of(4) && many { 4 } else { 1 };
         let constants = &MoeCombineConstants { top_k, width, columns, has_residual, weighs };
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
         self.run.push(combine.over([self.rows, blocks(width / columns), 1], THREADS));
