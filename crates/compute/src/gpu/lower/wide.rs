@@ -13,8 +13,12 @@ pub(super) const TILE_ROWS: usize = 192;
 pub(super) const MOST_TOKENS: usize = 160;
 pub(super) const MOST_LINEAR_TOKENS: usize = 176;
 const THREADS: u32 = 384;
-/// Threadgroup memory: four stages of 128 columns of tokens, results of twelve warps, and what is lost until a multiple of 1024.
-const SHARED: u32 = 4 * MOST_LINEAR_TOKENS as u32 * 128 * 2 + 12 * 32 * 20 * 4 + 1024;
+
+/// Threadgroup memory for tiles of up to so many tokens: four stages of 128 columns of them, results of twelve warps, and what is lost
+/// until a multiple of 1024.
+pub(super) const fn shared_for(tokens: usize) -> u32 {
+    4 * tokens as u32 * 128 * 2 + 12 * 32 * 20 * 4 + 1024
+}
 
 /// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more: `SPLIT` of `kernels/cuda/unpack.h`.
 pub(super) fn splits(encoding: &str) -> bool {
@@ -67,6 +71,6 @@ impl Lowering<'_> {
     /// The same by a kernel that no encoding is part of the name of.
     pub(super) fn in_tiles(&self, launch: Launch<'_>, tiles: usize) -> Dispatch {
         let groups = tiles.min(self.memory.info.multiprocessors);
-        Dispatch { shared: SHARED, ..launch.over([groups, 1, 1], THREADS) }
+        Dispatch { shared: shared_for(MOST_TOKENS), ..launch.over([groups, 1, 1], THREADS) }
     }
 }

@@ -120,6 +120,21 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     }
 }
 
+/// Tiles of CUDA's products of f32 are small where there are few, which changes no bit.
+#[test]
+fn exact_products_have_the_same_bits_in_tiles_of_any_size() {
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    const TOKENS: usize = 160;
+    let case = Case { batching: Batching::Lengths(&[TOKENS]), ..wide_linear_case(DType::F32, 2048, 500) };
+    let schedule = |rows: usize| Schedule {
+        batches: (0..TOKENS).step_by(rows).map(|first| vec![(0, rows.min(TOKENS - first))]).collect(),
+        stride: 1,
+    };
+    let mut executable = compile(&case, &device(1), MODES[1]);
+    let [large, small] = [TOKENS, 40].map(|rows| run_all(&case, &mut *executable, &schedule(rows)));
+    assert_same_bits(&small, &large, &case.name);
+}
+
 /// The same bits row by row and in batches of each of the counts.
 fn check_few(mut case: Case, device: MakeDevice, counts: &[usize]) {
     const MOST: usize = 14;

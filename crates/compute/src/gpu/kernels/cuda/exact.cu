@@ -14,14 +14,9 @@ struct LinearConstants {
     u32 has_bias, has_residual;
 };
 
-const u32 TOKENS = 32, ROWS = 64;
-// Columns of a step, of which each of PARTS warps side by side takes eight.
-const u32 STEP = 64, PARTS = STEP / 8;
-const u32 STAGES = 3;
-// Floats from a row to the next, so that a fragment's are in 32 banks.
-const u32 STRIDE = STEP + 4;
-const u32 STAGE_FLOATS = (TOKENS + ROWS) * STRIDE;
-const u32 THREADS = 512;
+const u32 TOKENS = 32, STAGES = 3, THREADS = 512;
+// Warps side by side for the columns of a step, of every 64 of which each takes eight.
+const u32 PARTS = 8, RUN = 8 * PARTS;
 
 // A tf32 keeps the upper 19 bits of an f32, and products leave the others out: the nearest one. What is not a number may become
 // one, but then what is left of it is none.
@@ -49,22 +44,25 @@ struct Split {
     }
 };
 
-// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows). A block makes 32 tokens × 64 rows, a warp half of the rows for
-// an eighth of every step's columns; their sums are added in order. Grid: (rows / 64, tokens / 32); cols a multiple of 4.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    exact_linear(const float* x, const float* weight, const float* bias, const float* residual, float* out,
-                 const __grid_constant__ LinearConstants c) {
-    extern __shared__ __align__(16) float shared[];
-    const u32 thread = threadIdx.x, lane = thread & 31, half = thread / 32 % 2, part = thread / 64;
+// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows). A block makes 32 tokens × ROWS rows, STEP columns at a time; a
+// warp M · 16 tokens × 32 rows for its part of the columns, the sums of which are added in order. That order depends on neither.
+template <u32 ROWS, u32 STEP, u32 M>
+DEVICE void multiply(float* shared, const float* x, const float* weight, const float* bias, const float* residual, float* out,
+                     const LinearConstants& c) {
+    // Floats from a row to the next, so that a fragment's are in 32 banks.
+    const u32 STRIDE = STEP + 4, STAGE_FLOATS = (TOKENS + ROWS) * STRIDE, LINES = STEP / 4;
+    const u32 thread = threadIdx.x, lane = thread & 31, side = thread / 32 % 2, part = thread / 64;
+    // Two warps share a part of the columns: halves of the tokens, or of the rows.
+    const u32 first_token = M == 1 ? side * 16 : 0, half = M == 1 ? 0 : side * 32;
     const u32 first_row = blockIdx.x * ROWS, first = blockIdx.y * TOKENS;
     const u32 steps = (c.weight.cols + STEP - 1) / STEP;
     // Rows of a stage: tokens, then weights.
     auto copy = [&](u32 step) {
         const u32 to = shared_address(shared) + step % STAGES * STAGE_FLOATS * 4;
-        const u32 own = thread % (STEP / 4) * 4, column = step * STEP + own;
+        const u32 own = thread % LINES * 4, column = step * STEP + own;
 #pragma unroll
-        for (u32 i = 0; i < (TOKENS + ROWS) * (STEP / 4) / THREADS; i++) {
-            const u32 line = thread / (STEP / 4) + THREADS / (STEP / 4) * i;
+        for (u32 i = 0; i < (TOKENS + ROWS) * LINES / THREADS; i++) {
+            const u32 line = thread / LINES + THREADS / LINES * i;
             const bool of_x = line < TOKENS;
             const u32 row = of_x ? first + line : first_row + line - TOKENS;
             const bool present = column < c.weight.cols && row < (of_x ? c.tokens : c.rows);
@@ -74,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_async_commit();
     };
 
-    float sum[2][4][4] = {}, rest[2][4][4] = {};
+    float sum[M][4][4] = {}, rest[M][4][4] = {};
     for (u32 i = 0; i < STAGES - 1; i++) {
         if (i < steps) copy(i);
         else copy_async_commit();
@@ -84,31 +82,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (step + STAGES - 1 < steps) copy(step + STAGES - 1);
         else copy_async_commit();
-        const float* tile = shared + step % STAGES * STAGE_FLOATS + part * 8 + lane % 4;
-        auto tokens = [&](u32 m) {
-            const float* from = tile + (m * 16 + lane / 4) * STRIDE;
-            const float values[4] = {from[0], from[8 * STRIDE], from[4], from[8 * STRIDE + 4]};
-            return Split<4>(values);
-        };
-        const Split<4> a[2] = {tokens(0), tokens(1)};
 #pragma unroll
-        for (u32 n = 0; n < 4; n++) {
-            const float* other = tile + (TOKENS + half * 32 + n * 8 + lane / 4) * STRIDE;
-            const float pair[2] = {other[0], other[4]};
-            const Split<2> b(pair);
+        for (u32 run = 0; run < STEP; run += RUN) {
+            const float* tile = shared + step % STAGES * STAGE_FLOATS + run + part * 8 + lane % 4;
+            u32 high[M][4], low[M][4];
 #pragma unroll
-            for (u32 m = 0; m < 2; m++) {
-                mma_1688(rest[m][n], a[m].high, b.low);
-                mma_1688(rest[m][n], a[m].low, b.high);
-                mma_1688(sum[m][n], a[m].high, b.high);
+            for (u32 m = 0; m < M; m++) {
+                const float* from = tile + (first_token + m * 16 + lane / 4) * STRIDE;
+                const float values[4] = {from[0], from[8 * STRIDE], from[4], from[8 * STRIDE + 4]};
+                const Split<4> a(values);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) high[m][i] = a.high[i], low[m][i] = a.low[i];
+            }
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) {
+                const float* other = tile + (TOKENS + half + n * 8 + lane / 4) * STRIDE;
+                const float pair[2] = {other[0], other[4]};
+                const Split<2> b(pair);
+#pragma unroll
+                for (u32 m = 0; m < M; m++) {
+                    mma_1688(rest[m][n], high[m], b.low);
+                    mma_1688(rest[m][n], low[m], b.high);
+                    mma_1688(sum[m][n], high[m], b.high);
+                }
             }
         }
     }
     copy_async_wait<0>();
     __syncthreads();
-    float* sums = shared + (part * TOKENS + lane / 4) * (ROWS + 1) + half * 32 + lane % 4 * 2;
+    float* sums = shared + (part * TOKENS + first_token + lane / 4) * (ROWS + 1) + half + lane % 4 * 2;
 #pragma unroll
-    for (u32 m = 0; m < 2; m++)
+    for (u32 m = 0; m < M; m++)
 #pragma unroll
         for (u32 n = 0; n < 4; n++)
 #pragma unroll
@@ -124,4 +128,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const u64 at = (u64)token * c.rows + row;
         out[at] = all + (c.has_bias ? bias[row] : 0.0f) + (c.has_residual ? residual[at] : 0.0f);
     }
+}
+
+extern __shared__ __align__(16) float shared[];
+
+// Grid: (rows / 32, tokens / 32); cols a multiple of 4.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    exact_linear_32(const float* x, const float* weight, const float* bias, const float* residual, float* out,
+                    const __grid_constant__ LinearConstants c) {
+    multiply<32, 128, 1>(shared, x, weight, bias, residual, out, c);
+}
+
+// Grid: (rows / 64, tokens / 32); cols a multiple of 4.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    exact_linear_64(const float* x, const float* weight, const float* bias, const float* residual, float* out,
+                    const __grid_constant__ LinearConstants c) {
+    multiply<64, 64, 2>(shared, x, weight, bias, residual, out, c);
 }

@@ -28,11 +28,13 @@ DEVICE u32 room(u32 rows) { return (rows + 7) / 8 * 8; }
 // Tiles in the order: rows of one tile of a head's tokens, then the next.
 struct HeadsJob {
     static const u32 MOST = 160;
+
     const u8 *x, *weights;
     const float* scale;
     float* out;
     const LatentProductsConstants& c;
 
+    DEVICE u32 most() const { return MOST; }
     DEVICE u32 row_tiles() const { return (c.out + ROWS - 1) / ROWS; }
     DEVICE u32 token_tiles() const { return (c.rows + c.width - 1) / c.width; }
     DEVICE u32 head(u32 tile) const { return tile / (row_tiles() * token_tiles()); }
@@ -53,13 +55,13 @@ struct HeadsJob {
         to[1] = row_of(tile, r + 8);
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* shared) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
         const u32 from = first(tile), own = head(tile), r = row(tile) + (threadIdx.x & 3) * 4;
         const u32 left = r < c.out ? c.out - r : 0;
         const auto result = [&](u32 token) {
             return Result{from + token, c.scaled ? scale[own * room(c.rows) + from + token] : 1.0f};
         };
-        for_results<N>(d, shared, tokens(tile).count, result, [&](const Result& of, const float* values) {
+        for_results<N>(d, stored, tokens(tile).count, result, [&](const Result& of, const float* values) {
             const u64 at = ((u64)of.row * c.heads + own) * c.stride + r;
             float v[4];
 #pragma unroll

@@ -35,6 +35,7 @@ struct LinearJob {
     float* out;
     const WideLinearConstants& c;
 
+    DEVICE u32 most() const { return c.width > 160 ? MOST : 160; }
     DEVICE u32 row_tiles() const { return (c.rows + ROWS - 1) / ROWS; }
     DEVICE u32 first(u32 tile) const { return tile / row_tiles() * c.width; }
     DEVICE u32 row(u32 tile) const { return tile % row_tiles() * ROWS + threadIdx.x / 32 * 16; }
@@ -48,13 +49,13 @@ struct LinearJob {
         to[1] = row_address(plane0, plane1, plane2, c.weight, min(r + 8, c.rows - 1));
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* shared) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
         const u32 from = first(tile), r = row(tile) + (threadIdx.x & 3) * 4, left = r < c.rows ? c.rows - r : 0;
         float more[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[r + i] : 0.0f;
         const auto result = [&](u32 token) { return Result{from + token, scale[from + token]}; };
-        for_results<N>(d, shared, tokens(tile).count, result, [&](const Result& of, const float* values) {
+        for_results<N>(d, stored, tokens(tile).count, result, [&](const Result& of, const float* values) {
             const u64 at = (u64)of.row * c.rows + r;
             float v[4];
 #pragma unroll
@@ -78,6 +79,7 @@ struct ExpertJob {
     const u32* table;
     u32 cols, row_tiles, count;
 
+    DEVICE u32 most() const { return MOST; }
     DEVICE Tile tile_of(u32 tile) const { return tiles[tile / row_tiles]; }
     DEVICE Tokens tokens(u32 tile) const {
         if (tile / row_tiles >= count) return {x, 0};
@@ -105,7 +107,7 @@ struct GateUpJob : ExpertJob {
         to[1] = row_of(tile, c.up, r + (gated ? 0 : 8));
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* shared) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
         const Tile of = tile_of(tile);
         // A lane takes two columns at a time: of gated ones once, of others twice.
         const u32 inner = c.up.rows, of_lane = gated ? 2 : 4;
@@ -113,7 +115,7 @@ struct GateUpJob : ExpertJob {
             const u32 pair = list[of.first + token];
             return Result{pair, scale[of.first + token] * (c.weighs ? weights[pair] : 1.0f)};
         };
-        for_results<N>(d, shared, of.count, result, [&](const Result& own, const float* values) {
+        for_results<N>(d, stored, of.count, result, [&](const Result& own, const float* values) {
 #pragma unroll 1
             for (u32 at = (threadIdx.x & 3) * of_lane, end = at + of_lane; at < end; at += 2)
                 two(of.expert, (u64)own.row * inner, row(tile) + at, values + at, own.factor);
@@ -154,14 +156,14 @@ struct DownJob : ExpertJob {
         to[1] = row_of(tile, c.part, r + 8);
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* shared) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
         const Tile of = tile_of(tile);
         const u32 hidden = c.part.rows, r = row(tile) + (threadIdx.x & 3) * 4, left = r < hidden ? hidden - r : 0;
         float more[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[(u64)of.expert * hidden + r + i] : 0.0f;
         const auto result = [&](u32 token) { return Result{list[of.first + token], scale[of.first + token]}; };
-        for_results<N>(d, shared, of.count, result, [&](const Result& own, const float* values) {
+        for_results<N>(d, stored, of.count, result, [&](const Result& own, const float* values) {
             float v[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * own.factor + more[i];

@@ -16,13 +16,10 @@ const u32 GROUPS = 3;
 const u32 ROWS = GROUPS * 64;
 const u32 THREADS = GROUPS * 128;
 const u32 STEP = 128;
-const u32 MOST_TOKENS = 176;
 const u32 STAGES = 4;
-const u32 STAGE_BYTES = MOST_TOKENS * STEP * 2;
 // Results on their way out, of each warp: from a multiple of 1024 bytes on, after the stages.
 const u32 STORED_TOKENS = 32;
 const u32 STORED_STRIDE = 20;
-const u32 STORED_AT = STAGES * STAGE_BYTES;
 
 #if HAS_WARPGROUPS
 
@@ -38,9 +35,9 @@ struct Tokens {
 
 // Where stages of x and their barriers are in shared memory.
 struct Stages {
-    u32 x, barriers;
+    u32 x, barriers, bytes;
 
-    DEVICE u32 at(u32 i) const { return x + i % STAGES * STAGE_BYTES; }
+    DEVICE u32 at(u32 i) const { return x + i % STAGES * bytes; }
     DEVICE u32 full(u32 i) const { return barriers + i % STAGES * 8; }
     DEVICE u32 empty(u32 i) const { return barriers + (STAGES + i % STAGES) * 8; }
 };
@@ -129,12 +126,15 @@ struct Feeder {
 };
 
 // All tiles of a block. Of tile i, `job.tokens(i)` are the tokens, `job.rows(i, to)` makes the addresses of the two weight
-// rows that this lane unpacks, `job.finish<N>(i, d, shared)` takes the results.
+// rows that this lane unpacks, `job.finish<N>(i, d, stored)` takes the results; none has more tokens than `job.most()` says, and
+// `Job::MOST`.
 template <class Job>
 DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     shared += (0u - shared_address(shared)) % 1024;
-    const Stages stages = {shared_address(shared), shared_address(barriers)};
+    // A stage is no larger than it must be: what is left of a multiprocessor's memory is a cache.
+    const Stages stages = {shared_address(shared), shared_address(barriers), job.most() * STEP * 2};
+    u8* const stored = shared + STAGES * stages.bytes;
     const u32 cols = format.cols, steps = (cols + STEP - 1) / STEP;
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
@@ -181,7 +181,7 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
                 if ((threadIdx.x & 31) == 0) barrier_arrive(stages.empty(taken));
                 taken++;
             }
-            job.template finish<N>(tile, d, shared);
+            job.template finish<N>(tile, d, stored);
         };
         with_width<Job::MOST>(tokens.count, run);
         tile += gridDim.x;
@@ -198,8 +198,8 @@ struct Result {
 // Calls each(result, its values of the warp's 16 rows) for every token of the tile, by four lanes each: `result(token)` tells
 // what it is. 32 tokens at a time go through the warp's shared memory, so that this is compiled once for those.
 template <int N, class ResultOf, class Each>
-DEVICE void for_results(const float (&d)[N / 2], u8* shared, u32 count, ResultOf result, Each each) {
-    float* own = (float*)(shared + STORED_AT) + threadIdx.x / 32 * (STORED_TOKENS * STORED_STRIDE);
+DEVICE void for_results(const float (&d)[N / 2], u8* stored, u32 count, ResultOf result, Each each) {
+    float* own = (float*)stored + threadIdx.x / 32 * (STORED_TOKENS * STORED_STRIDE);
     const u32 lane = threadIdx.x & 31;
     float* to = own + (lane & 3) * 2 * STORED_STRIDE + lane / 4;
     Result next = result(min(lane, count - 1));

@@ -6,12 +6,20 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, Product};
 use crate::gpu::memory::{DeviceWeight, unpacked_bytes};
 
-/// Outputs and tokens of a group, and its threads.
-const ROWS: usize = 64;
+/// Tokens of a group, and its threads.
 const TOKENS: usize = 32;
 const THREADS: u32 = 512;
-/// Threadgroup memory: three stages of rows and weights, 64 columns each and four floats between rows.
-const SHARED: u32 = 3 * (64 + 32) * (64 + 4) * 4;
+
+/// Kernels by a group's outputs, with the same bits.
+struct Tile {
+    kernel: &'static str,
+    rows: usize,
+    /// Threadgroup memory: three stages of tokens and weights, so many columns each and four floats between rows.
+    shared: u32,
+}
+
+const SMALL: Tile = Tile { kernel: "exact_linear_32", rows: 32, shared: 3 * (32 + 32) * (128 + 4) * 4 };
+const LARGE: Tile = Tile { kernel: "exact_linear_64", rows: 64, shared: 3 * (32 + 64) * (64 + 4) * 4 };
 /// Columns that a thread unpacks.
 const UNPACKED_COLUMNS: usize = 8;
 
@@ -40,9 +48,12 @@ impl Lowering<'_> {
             has_bias: p.bias.is_some(),
             has_residual: p.residual.is_some(),
         };
-        let launch = Launch { unit: "cuda/exact", kernel: "exact_linear", buffers: &buffers, constants };
-        let grid = [matrix.rows.div_ceil(ROWS), self.rows.div_ceil(TOKENS), 1];
-        Some((unpack, Dispatch { shared: SHARED, ..launch.over(grid, THREADS) }))
+        let grid = |tile: &Tile| [matrix.rows.div_ceil(tile.rows), self.rows.div_ceil(TOKENS), 1];
+        // Large tiles where they are a turn of the multiprocessors or nearly.
+        let groups: usize = grid(&LARGE).iter().product();
+        let tile = if groups * 8 < self.memory.info.multiprocessors * 7 { SMALL } else { LARGE };
+        let launch = Launch { unit: "cuda/exact", kernel: tile.kernel, buffers: &buffers, constants };
+        Some((unpack, Dispatch { shared: tile.shared, ..launch.over(grid(&tile), THREADS) }))
     }
 
     fn unpack(&self, weight: &DeviceWeight, to: Slice) -> Dispatch {

@@ -4,7 +4,7 @@ use crate::gpu::arguments::WideLinearConstants;
 use crate::gpu::device::Dispatch;
 use crate::gpu::lower::context::{Launch, Lowering, Product, Spread};
 use crate::gpu::lower::tensor::kernels_for;
-use crate::gpu::lower::wide::{MOST_LINEAR_TOKENS, TILE_ROWS, WideRows, splits};
+use crate::gpu::lower::wide::{MOST_LINEAR_TOKENS, MOST_TOKENS, TILE_ROWS, WideRows, shared_for, splits};
 use crate::gpu::steps::Step;
 use crate::graph::{Precision, Value};
 
@@ -61,7 +61,9 @@ impl Lowering<'_> {
             has_residual: p.residual.is_some(),
         };
         let launch = Launch { unit: "cuda/wide", kernel: "wide_linear", buffers: &buffers, constants };
-        Some((enter, self.wide(encoding, launch, row_tiles * self.rows.div_ceil(width))))
+        let dispatch = self.wide(encoding, launch, row_tiles * self.rows.div_ceil(width));
+        let most = if width > MOST_TOKENS { MOST_LINEAR_TOKENS } else { MOST_TOKENS };
+        Some((enter, Dispatch { shared: shared_for(most), ..dispatch }))
     }
 }
 
