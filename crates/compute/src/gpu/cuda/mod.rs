@@ -1,9 +1,9 @@
 //! [`Cuda`]: runs dispatches on an NVIDIA GPU.
 //!
-//! One stream runs everything in order, but for what [`sides`] has; another one copies experts from host memory beside it. A recording is a CUDA
-//! graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is loaded when
-//! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`kernels.rs`),
-//! from the archive in the binary (`archive.rs`).
+//! One stream runs everything in order, but for dispatches beside each other; another one copies experts from host memory. A
+//! recording is a CUDA graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is
+//! loaded when a device is asked for (`driver.rs`); kernels are loaded when they are first used (`kernels.rs`), from the archive in
+//! the binary (`archive.rs`).
 
 mod archive;
 mod driver;
