@@ -205,14 +205,28 @@ fn a_copy_to_another_gpu_is_in_the_order_of_both() {
     std::fs::remove_dir_all(library.parent().expect("a folder of its own")).unwrap();
 }
 
+fn addition() -> Dispatch {
+    Dispatch {
+        unit: "elementwise",
+        kernel: "add".into(),
+        buffers: vec![],
+        constants: vec![0; 4],
+        grid: Grid::Fixed([1, 1, 1]),
+        threads: 32,
+        shared: 0,
+        cluster: 1,
+        order: Order::After,
+    }
+}
+
 /// Dispatches that run beside each other wait for what is before them, and what follows waits for all of them.
 #[test]
 fn dispatches_beside_each_other_have_streams_of_their_own() {
     // What is launched (L), recorded (R) and waited for (W) on which stream. The first three are there from the start on.
     const RIGHT: &str = "L1R1L1W4L4W5L5L4R4W1R5W1L1";
-    let note = |letter: char, stream: &str, rest: &str| {
+    let note = |letter: char| {
         format!(
-            "{{ extern char said[]; extern int end; said[end++] = '{letter}'; said[end++] = '0' + {stream}; {rest} return 0; }}"
+            "{{ extern char said[]; extern int end; said[end++] = '{letter}'; said[end++] = '0' + stream; return 0; }}"
         )
     };
     let launch = format!(
@@ -221,8 +235,7 @@ fn dispatches_beside_each_other_have_streams_of_their_own() {
          return end < {length} ? 0 : memcmp(said, \"{RIGHT}\", {length}) != 0; }}\nchar said[200]; int end;",
         length = RIGHT.len()
     );
-    let record = note('R', "stream", "");
-    let wait = note('W', "stream", "");
+    let (record, wait) = (note('R'), note('W'));
     let functions = [
         ("cuStreamCreate", "(size_t* stream, unsigned flags) { static size_t n; *stream = ++n; return 0; }"),
         ("cuLaunchKernelEx", launch.as_str()),
@@ -232,18 +245,7 @@ fn dispatches_beside_each_other_have_streams_of_their_own() {
     let Some(cuda) = open("beside", &functions, &[]) else { return };
     let mut cuda = cuda.unwrap();
     let list = [Order::After, Order::After, Order::Beside, Order::Beside, Order::Beside, Order::After];
-    let list = list.map(|order| Dispatch {
-        unit: "elementwise",
-        kernel: "add".into(),
-        buffers: vec![],
-        constants: vec![0; 4],
-        grid: Grid::Fixed([1, 1, 1]),
-        threads: 32,
-        shared: 0,
-        cluster: 1,
-        order,
-    });
-    cuda.run(&list).expect("in this order");
+    cuda.run(&list.map(|order| Dispatch { order, ..addition() })).expect("in this order");
 }
 
 #[test]
@@ -259,17 +261,7 @@ fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
     let Some(library) = driver("shared", &room, &[]) else { return };
     let driver = Arc::new(Driver::load_from(&library).unwrap());
     let open = || Cuda::with_driver(Arc::clone(&driver), 0).unwrap();
-    let add = Dispatch {
-        unit: "elementwise",
-        kernel: "add".into(),
-        buffers: vec![],
-        constants: vec![0; 4],
-        grid: Grid::Fixed([1, 1, 1]),
-        threads: 32,
-        shared: 0,
-        cluster: 1,
-        order: Order::After,
-    };
+    let add = addition();
     let other = Dispatch { kernel: "route".into(), unit: "route", ..add.clone() };
 
     let mut first = open();

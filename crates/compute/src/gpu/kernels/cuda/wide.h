@@ -1,7 +1,8 @@
 // Products of many tokens with quantised weights by warp groups of compute capability 9.0: out = x · weightᵀ, dense or
 // grouped by expert.
 //
-// A tile is 192 weight rows × up to 160 tokens, of linear layers 176. Each of three warp groups unpacks 64 rows, 128 columns a step, straight into
+// A tile is 192 weight rows × up to 160 tokens, of linear layers 176. Each of three warp groups unpacks 64 rows, 128 columns a step,
+// straight into
 // registers, as the left side of its products; tokens are the right side, in shared memory, where bulk copies put them two
 // steps ahead. Groups wait for copies only, not for each other: while one unpacks, the others multiply. A
 // block goes on from tile to tile, and loads the next one's weights and tokens before it stores results.

@@ -139,7 +139,8 @@ DEVICE float joined(float v, float (&of_warps)[8], Join join) {
     return v;
 }
 
-// x (rows, cols) f32, normalised with `weight` if that is asked for → out: f16, each row times a power of two that brings its largest value to 2^14..2^15; scale (places)
+// x (rows, cols) f32, normalised with `weight` if that is asked for → out: f16, each row times a power of two that brings its largest
+// value to 2^14..2^15; scale (places)
 // gets the inverse. A row that is not finite stays so. A tile's rows, filled up to eights, stand together, for each 64
 // columns: of each row 128 bytes, pieces of 16 bytes permuted as `matrix_at` of `warpgroup.h` says. Of 128 columns, the ones
 // that lane q of four unpacks are the products' columns 2q, 2q + 1, 2q + 8, 2q + 9 of each 16. Columns are filled up with

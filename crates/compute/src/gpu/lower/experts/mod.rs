@@ -26,8 +26,8 @@ use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
 use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
-/// Groups that sum experts' outputs, from which a thread has four columns.
-const COMBINING_GROUPS: usize = 512;
+/// Groups of a multiprocessor that sum experts' outputs, from which a thread has four columns.
+const COMBINING_GROUPS: usize = 4;
 
 /// Routed experts with their sum, + residual.
 #[derive(Debug, Clone, Copy)]
@@ -235,7 +235,7 @@ impl Lowering<'_> {
         let buffers = [outputs, weights, residual, self.value(out)];
         let (width, weighs) = (out.width(), input_weights.is_none());
         // Few rows are too few groups for a large device if a thread has four columns.
-        let many = self.rows * blocks(width / 4) >= COMBINING_GROUPS;
+        let many = self.rows * blocks(width / 4) >= COMBINING_GROUPS * self.memory.info.multiprocessors;
         let columns = if width.is_multiple_of(4) && many { 4 } else { 1 };
         let constants = &MoeCombineConstants { top_k, width, columns, has_residual, weighs };
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
