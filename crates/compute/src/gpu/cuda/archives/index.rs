@@ -159,7 +159,7 @@
     unit!("chosen_attention", "1d95557c10a1cffb", ["chosen_attention_256_32", "chosen_attention_256_64", "chosen_attention_512_0", "chosen_attention_512_64"]),
     unit!("block_attention", "278f0dcb35b8eb16", ["block_attention_128", "block_attention_64"]),
     unit!("latent_products", "c41f70038f14f8d1", ["latent_enter", "latent_products"]),
-    unit!("tensor_decode", "b7e8d844605d9c58", ["tensor_decode_128", "tensor_decode_64"]),
+    unit!("tensor_decode", "9a94456f41d2b8ce", ["tensor_decode_128", "tensor_decode_128_beside", "tensor_decode_64"]),
     unit!("early", "fe3f488946756748", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
     unit!("joint_rows", "df8fe9c9b6a17cfe", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
     unit!("joint_experts", "00c869bba3bcdfbd", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),

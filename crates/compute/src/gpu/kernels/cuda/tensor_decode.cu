@@ -315,8 +315,8 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     }
 }
 
-#define TENSOR_DECODE(DIM)                                                                                             \
-    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),           \
+#define TENSOR_DECODE(name, DIM)                                                                                       \
+    KERNEL_AHEAD(tensor_decode_##name, DecodeConstants, (const float, q), (const float, k), (const float, v),          \
                  (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
                  (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
                  (float, out)) {                                                                                       \
@@ -329,5 +329,10 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                            \
     }
 
-TENSOR_DECODE(64)
-TENSOR_DECODE(128)
+TENSOR_DECODE(64, 64)
+TENSOR_DECODE(128, 128)
+// The same for more groups than multiprocessors with few keys each, whose latency counts most: two at once, for a few registers
+// that are kept in memory.
+#undef GROUPS_AT_ONCE
+#define GROUPS_AT_ONCE 2
+TENSOR_DECODE(128_beside, 128)

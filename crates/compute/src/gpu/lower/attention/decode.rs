@@ -88,7 +88,10 @@ impl Lowering<'_> {
         } else {
             band.splits / 2
         };
+        // Few keys and more groups than multiprocessors.
+        let beside = short && shape.kv_heads * chunks * band.rows.len() > self.memory.info.multiprocessors;
         let name = match (head_dim, queries) {
+            (128, 8) if beside => "tensor_decode_128_beside",
             (64, 8) => "tensor_decode_64",
             (128, 8) => "tensor_decode_128",
             (64, 1) => "decode_64_1",
