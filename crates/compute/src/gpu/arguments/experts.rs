@@ -98,6 +98,7 @@ arguments! {
         early: bool,
         weighs: bool,
         beside: bool,
+        blocks: usize,
         bringing: usize,
         brought: BroughtConstants,
     }

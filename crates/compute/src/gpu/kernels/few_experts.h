@@ -5,6 +5,9 @@
 #include "quantize.h"
 #include "routing.h"
 
+// Blocks of a group: a warp rounds each.
+CONSTANT uint MOST_BLOCKS = 8;
+
 struct GateUpConstants {
     Part gate, up;
     NormConstants norm;
@@ -20,6 +23,8 @@ struct GateUpConstants {
     uint weighs;
     // Whether pairs count fastest in the grid.
     uint beside;
+    // Blocks of 32 rows that a group makes, MOST_BLOCKS at most.
+    uint blocks;
     // Groups, of those for each pair, that bring what is only needed later of an expert from host memory.
     uint bringing;
     Brought brought;
@@ -76,36 +81,45 @@ DEVICE uint entry_of(CTX, const LaneTable t, uint expert) {
     return lane_read(ctx, entry, expert % 32);
 }
 
-// The expert of a pair, chosen here or before.
-DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r,
-                            const LaneTable t, uint pair) {
+// The expert of a pair, chosen by all threads of the group or before.
+DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r, uint pair) {
+    PairExpert of;
+    if (c.routes) {
+        choose(ctx, c.route, b.logits + (ulong)(pair / c.top_k) * c.route.experts, b.correction, r, false);
+        of.expert = r.chosen[pair % c.top_k];
+    } else {
+        of.expert = b.ids[pair];
+    }
+    of.slot = b.table[of.expert];
+    return of;
+}
+
+// The same, chosen by a warp.
+DEVICE PairExpert expert_by_warp(CTX, const GateUpConstants c, const GateUpBuffers b, const LaneTable t, uint pair) {
     const uint rank = pair % c.top_k;
     const GPTR(const float) logits = b.logits + (ulong)(pair / c.top_k) * c.route.experts;
     PairExpert of;
-    if (!c.routes) {
-        of.expert = b.ids[pair];
-    } else if (warp_chooses(c.route)) {
-        of.expert = lane_read(ctx, warp_choose(ctx, c.route, logits, rank + 1), rank);
-        of.slot = entry_of(ctx, t, of.expert);
-        return of;
-    } else {
-        choose(ctx, c.route, logits, b.correction, r, false);
-        of.expert = r.chosen[rank];
-    }
-    of.slot = b.table[of.expert];
+    of.expert = lane_read(ctx, warp_choose(ctx, c.route, logits, rank + 1), rank);
+    of.slot = entry_of(ctx, t, of.expert);
     return of;
 }
 
 // Whether there is a gate; else `gate` is up.
 DEVICE bool has_gate(const GateUpConstants c) { return c.activation.kind != SQUARED_RELU; }
 
+// `activated` where it is not what most models have.
+SELDOM float activated_otherwise(const Activation how, float gate, float up) { return activated(how, gate, up); }
+
 // The product of gate and up of a row from their sums, the up's eight lanes on.
 DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate,
                    float sum) {
-    if (!has_gate(c))
-        return activated(c.activation, 0.0f, c.has_bias ? sum + b.up_bias[expert * c.up.rows + row] : sum);
-    if (c.has_bias) sum += is_gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
-    return activated(c.activation, sum, lane_xor(ctx, sum, 8u));
+    if (c.has_bias) {
+        const bool gate = is_gate && has_gate(c);
+        sum += gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.up.rows + row];
+    }
+    if (!has_gate(c)) return activated_otherwise(c.activation, 0.0f, sum);
+    const float up = lane_xor(ctx, sum, 8u);
+    return c.activation.kind == SWIGLU ? silu(sum) * up : activated_otherwise(c.activation, sum, up);
 }
 
 // R rows of gate and of up, in turn; 2R of up if there is no gate.
@@ -120,22 +134,52 @@ DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots
     return rows;
 }
 
-// activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes a block of 32.
+// Chooses the experts of a row, and writes ids and weights (top_k).
+SELDOM void write_choice(CTX, const RouteConstants c, GPTR(const float) logits,
+                         GPTR(const float) correction, const RouteMemory r, GPTR(uint) ids, GPTR(float) weights) {
+    const float poison = choose(ctx, c, logits, correction, r, true);
+    if (ctx.thread() == 0) weigh_chosen(ctx, c, r, poison, ids, weights);
+}
+
+// Rows `in` and in + 1 of each warp, or up to in + 3 without a gate, of blocks from `first_block` on: gates in lanes 0 and 16,
+// their ups eight lanes on.
+template <uint D>
+DEVICE void gate_up_pass(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const PairExpert of,
+                         float factor, uint first_block, uint in) {
+    const LocalActivations x = {m.words, m.scales};
+    const uint each = has_gate(c) ? 16 : 8, first = ctx.warp() * 4 + in;
+    const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first_block * 32 + first);
+    const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
+    const Sums<4> dots = lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
+    const float sum = product_of(team_sums<4>(ctx, dots, 32), factor);
+    const uint own = first + ctx.lane() / each;
+    const float v = gated(ctx, c, b, of.expert, first_block * 32 + own, ctx.lane() % 16 < 8, sum);
+    if (ctx.lane() % each == 0) m.block[own] = v;
+}
+
+// Brings four rows of gate and of up nearer.
+DEVICE void prefetch_rows(CTX, const GateUpConstants c, const GateUpBuffers b, uint slot, uint first) {
+    const Row g = expert_row(b.slots, slot, c.gate, first), u = expert_row(b.slots, slot, c.up, first);
+    warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
+    warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
+}
+
+// activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes `blocks` of 32.
 // x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
 // weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
 // Pairs of several tokens count fastest, so that an expert that some of them chose comes from memory once.
-// Grid: (bringing groups, rows / 32, and one if it chooses, pairs), or the other way round.
+// Grid: (bringing groups, rows / 32 / blocks, and one if it chooses, pairs), or the other way round.
 template <uint D>
 DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
     const uint pair = c.beside ? ctx.group_x() : ctx.group_y(), number = c.beside ? ctx.group_y() : ctx.group_x();
     const uint token = pair / c.top_k, cols = c.gate.format.cols;
     if (number < c.bringing) return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, number, c.bringing);
-    const uint group = number - c.bringing;
-    if (group == c.gate.rows / 32) {
+    const uint all = c.gate.rows / 32, first_block = (number - c.bringing) * c.blocks;
+    if (first_block >= all) {
         after_previous(ctx);
-        if (pair % c.top_k != 0) return;
-        const float poison = choose(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, true);
-        if (ctx.thread() == 0) weigh_chosen(ctx, c.route, r, poison, b.ids + pair, b.weights + pair);
+        if (pair % c.top_k == 0)
+            write_choice(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, b.ids + pair,
+                         b.weights + pair);
         return;
     }
     if (!c.early) after_previous(ctx);
@@ -148,7 +192,7 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     if (c.routes && warp_chooses(c.route)) {
         // One warp for all.
         if (ctx.warp() == 0) {
-            of = expert_of(ctx, c, b, r, t, pair);
+            of = expert_by_warp(ctx, c, b, t, pair);
             if (ctx.lane() == 0) {
                 r.chosen[0] = of.expert;
                 r.chosen[1] = of.slot;
@@ -158,30 +202,19 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
         of.expert = r.chosen[0];
         of.slot = r.chosen[1];
     } else {
-        of = expert_of(ctx, c, b, r, t, pair);
+        of = expert_of(ctx, c, b, r, pair);
     }
     if (of.slot == ABSENT) return;
     if (c.weighs) factor *= b.weights[pair];
-    const uint first = group * 32 + ctx.warp() * 4;
-    const Row g = expert_row(b.slots, of.slot, c.gate, first), u = expert_row(b.slots, of.slot, c.up, first);
-    warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
-    warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
-    const LocalActivations x = {m.words, m.scales};
-    // Two rows of each at a time: gates in lanes 0 and 16, their ups eight lanes on. Without a gate, four rows.
-    const uint each = has_gate(c) ? 16 : 8;
-    for (uint i = 0; i < 4; i += 32 / each) {
-        const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first + i);
-        const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
-        const Sums<4> dots = lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
-        const float sum = product_of(team_sums<4>(ctx, dots, 32), factor);
-        const uint own = ctx.warp() * 4 + i + ctx.lane() / each;
-        const float v = gated(ctx, c, b, of.expert, group * 32 + own, ctx.lane() % 16 < 8, sum);
-        if (ctx.lane() % each == 0) m.block[own] = v;
-    }
+    const uint blocks = all - first_block < c.blocks ? all - first_block : c.blocks;
+    prefetch_rows(ctx, c, b, of.slot, first_block * 32 + ctx.warp() * 4);
+    const uint step = has_gate(c) ? 2 : 4;
+    for (uint i = 0; i < 4 * blocks; i += step)
+        gate_up_pass<D>(ctx, c, b, m, of, factor, first_block, i / 4 * 32 + i % 4);
     barrier(ctx);
-    if (ctx.warp() != 0) return;
-    const ulong to = (ulong)pair * c.gate.rows + group * 32;
-    quantize_block(ctx, m.block[ctx.lane()], b.bytes + to, b.scales + to / 32 * 2);
+    if (ctx.warp() >= blocks) return;
+    const ulong to = (ulong)pair * c.gate.rows + (first_block + ctx.warp()) * 32;
+    quantize_block(ctx, m.block[ctx.warp() * 32 + ctx.lane()], b.bytes + to, b.scales + to / 32 * 2);
 }
 
 struct DownConstants {
@@ -304,7 +337,7 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
         SHARED(uint, words, MOST_COLUMNS / 4);                                                                    \
         SHARED(float, x_scales, MOST_COLUMNS / 16);                                                               \
         SHARED(float, scratch, 8);                                                                                \
-        SHARED(float, block, 32);                                                                                 \
+        SHARED(float, block, 32 * MOST_BLOCKS);                                                                   \
         SHARED(float, scores, MAX_EXPERTS);                                                                       \
         SHARED(uint, keys, MAX_EXPERTS);                                                                          \
         SHARED(uint, group_keys, MAX_EXPERTS);                                                                    \

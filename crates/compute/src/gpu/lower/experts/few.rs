@@ -26,6 +26,13 @@ const QUADS_COLUMNS: usize = 128;
 /// multiprocessor's memory that groups get.
 const MOST_COPIED_DOWN: usize = 56 << 10;
 
+/// As `MOST_BLOCKS` of `kernels/few_experts.h`.
+const MOST_BLOCKS: usize = 8;
+/// Groups for gate and up that a multiprocessor has at once, and what these take before their first block and for each.
+const GATE_UP_GROUPS: usize = 2;
+const ENTERING_COST: usize = 4;
+const BLOCK_COST: usize = 3;
+
 /// Rows that read an expert's down weights once, where groups are as many: on an H100, fewer took longer.
 const LEAST_JOINT_ROWS: usize = 2;
 const JOINT_GROUPS: usize = 192;
@@ -33,6 +40,16 @@ const JOINT_GROUPS: usize = 192;
 const STAGE_PAIRS: usize = 4;
 /// Threadgroup memory for its stages, at most: two groups find room.
 const MOST_JOINT_DOWN: usize = 60 << 10;
+
+/// Blocks of an expert's gate and up that a group makes, those that end soonest where `multiprocessors` have
+/// `GATE_UP_GROUPS` each: a group rounds its row and chooses its expert once.
+fn gate_up_blocks(all: usize, pairs: usize, multiprocessors: usize) -> usize {
+    let cost = |blocks: &usize| {
+        let turns = (all.div_ceil(*blocks) * pairs).div_ceil(GATE_UP_GROUPS * multiprocessors);
+        turns * (ENTERING_COST + BLOCK_COST * blocks)
+    };
+    (1..=MOST_BLOCKS.min(all).max(1)).min_by_key(cost).expect("there is one block")
+}
 
 /// Whether `warp_choose` of `kernels/routing.h` makes a choice.
 pub(super) fn by_warp(choice: &DeferredRoute) -> bool {
@@ -203,6 +220,8 @@ impl Lowering<'_> {
         ];
         let (routes, beside) = (choice.is_some(), self.rows > 1);
         let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
+        let all = gate.matrix.rows / SCALED_COLUMNS;
+        let blocks = gate_up_blocks(all, pairs, self.memory.info.multiprocessors);
         let constants = &GateUpConstants {
             gate: gate.part,
             up: up.part,
@@ -215,10 +234,11 @@ impl Lowering<'_> {
             early: self.known_early(e.x),
             weighs: e.mlp.weighted == Weighted::Input,
             beside,
+            blocks,
             bringing,
             brought: rest.map(|rest| rest.rest).unwrap_or_default(),
         };
-        let groups = bringing + gate.matrix.rows / SCALED_COLUMNS + usize::from(routes);
+        let groups = bringing + all.div_ceil(blocks) + usize::from(routes);
         Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
             .over(if beside { [pairs, groups, 1] } else { [groups, pairs, 1] }, THREADS)
     }
