@@ -104,7 +104,7 @@ pub(crate) const BATCH_ROWS: usize = 256;
 pub(crate) const PANEL_ROWS: usize = 512;
 /// The same where `kernels/cuda/wide.cu` multiplies more.
 pub(crate) const PANEL_ROWS_BESIDE_WIDE: usize = 256;
-/// Rows from which that is used, where panels are not.
+/// Rows from which kernels of prompts on warp groups may be used.
 pub(crate) const WIDE_ROWS: usize = 64;
 /// Rows times parts of their keys for which there is room: few rows with many parts, or more rows with fewer.
 pub(crate) const ROW_SPLITS: usize = 8 * MOST_SPLITS;

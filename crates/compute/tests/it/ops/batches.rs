@@ -1,6 +1,6 @@
 //! On devices with matrix units for bytes, a row's result does not depend on how many rows are beside it.
 
-use moeflux_compute::graph::{Activation, ExpertMlp, Precision, Weighted};
+use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Weighted};
 use moeflux_compute::{DType, Half, MatrixScale};
 
 use super::case::{Batching, Case, Recorder, Schedule};
@@ -124,15 +124,60 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
 #[test]
 fn exact_products_have_the_same_bits_in_tiles_of_any_size() {
     let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
-    const TOKENS: usize = 160;
-    let case = Case { batching: Batching::Lengths(&[TOKENS]), ..wide_linear_case(DType::F32, 2048, 500) };
-    let schedule = |rows: usize| Schedule {
-        batches: (0..TOKENS).step_by(rows).map(|first| vec![(0, rows.min(TOKENS - first))]).collect(),
+    check_pieces(wide_linear_case(DType::F32, 2048, 500), device, &[160], &[160, 40]);
+}
+
+/// What CUDA's kernels of prompts give a row depends neither on how wide tiles are nor on how many blocks sort pairs; batches take
+/// them too, of many rows or for large layers.
+#[test]
+fn prompts_have_the_same_bits_in_pieces_of_any_size() {
+    use DType::{Q4_K, Q6_K, Q8_0};
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    // The first fills the multiprocessors with tiles of the widest kind.
+    for (dtype, rows, cols) in [(Q4_K, 25344, 256), (Q6_K, 1152, 768), (Q8_0, 640, 256)] {
+        check_pieces(wide_linear_case(dtype, rows, cols), device, &[528], &[528, 264, 200]);
+    }
+    check_pieces(wide_linear_case(Q6_K, 51200, 256), device, &[320], &[320, 64]);
+    let experts = moe_case_of(16, 8, [Q4_K; 3], [256, 256], ExpertMlp::default());
+    check_pieces(experts, device, &[520], &[520, 260]);
+}
+
+/// The same bits in batches of each size, as many as are whole.
+fn check_pieces(case: Case, device: MakeDevice, lengths: &'static [usize; 1], sizes: &[usize]) {
+    let [tokens] = *lengths;
+    let case = Case { batching: Batching::Lengths(lengths), ..case };
+    let schedule =
+        |rows: usize| Schedule { batches: (0..tokens / rows).map(|_| vec![(0, rows)]).collect(), stride: 1 };
+    let mut executable = compile(&case, &device(1), MODES[1]);
+    let all = run_all(&case, &mut *executable, &schedule(sizes[0]));
+    for rows in &sizes[1..] {
+        let got = run_all(&case, &mut *executable, &schedule(*rows));
+        assert_same_bits(&got, &all, &format!("{}, {rows} rows", case.name));
+    }
+}
+
+/// CUDA attends to the newest tokens of many short sequences by groups beside each other on a multiprocessor, of fewer by groups of
+/// their own, with the same bits.
+#[test]
+fn sequences_have_the_same_bits_beside_any_others() {
+    const TOKENS: usize = 20;
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    let mut r = Recorder::new(8);
+    let [q, k, v] = [16, 8, 8].map(|heads| r.input(heads * 128));
+    let out = r.graph.attention(q, k, v, Attention::grouped(16, 8, 128, 0.15)).unwrap();
+    let case =
+        Case { batching: Batching::Lengths(&[TOKENS; 42]), ..r.case("42 sequences", out).of("Attention") };
+    // A token of each of some sequences, then of each of the others.
+    let schedule = |some: usize| Schedule {
+        batches: (0..TOKENS)
+            .flat_map(|_| [0..some, some..42].map(|part| part.map(|sequence| (sequence, 1)).collect()))
+            .filter(|batch: &Vec<_>| !batch.is_empty())
+            .collect(),
         stride: 1,
     };
     let mut executable = compile(&case, &device(1), MODES[1]);
-    let [large, small] = [TOKENS, 40].map(|rows| run_all(&case, &mut *executable, &schedule(rows)));
-    assert_same_bits(&small, &large, &case.name);
+    let [all, parts] = [42, 26].map(|some| run_all(&case, &mut *executable, &schedule(some)));
+    assert_same_bits(&parts, &all, &case.name);
 }
 
 /// The same bits row by row and in batches of each of the counts.

@@ -33,7 +33,7 @@ const FLOAT_COLUMNS: usize = 8;
 impl Lowering<'_> {
     /// Queues a product; `before` are those that the last steps were.
     pub(super) fn product(&mut self, p: Product, before: Siblings) {
-        if self.few_linear(p) {
+        if !self.batch_is_wide(&p) && self.few_linear(p) {
             return;
         }
         // What adapters have added to the last ones comes between.

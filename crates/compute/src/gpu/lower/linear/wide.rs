@@ -27,7 +27,27 @@ pub(in crate::gpu::lower) fn width(
     WIDTHS.into_iter().filter(|width| *width <= most).min_by_key(cost).expect("there are widths")
 }
 
+/// Whether `rows` of a batch take no longer by these kernels than by panels, with so many tiles of rows of so many columns: as measured
+/// on an H100.
+fn wins(rows: usize, [row_tiles, cols]: [usize; 2], multiprocessors: usize) -> bool {
+    rows >= 160 || row_tiles >= 2 * multiprocessors || (rows >= 96 && row_tiles * cols >= 96 * 2048)
+}
+
 impl Lowering<'_> {
+    /// Whether a batch had better take these kernels for a linear layer than panels: of fewer rows where the layers that read its
+    /// input are larger.
+    pub(super) fn batch_is_wide(&self, p: &Product) -> bool {
+        let matrix = self.weight(p.weight).matrix;
+        let suits = p.precision == Precision::Fast
+            && self.panel_scratch().is_some()
+            && self.wide_scratch().is_some()
+            && kernels_for(matrix.dtype, matrix.cols).is_some();
+        suits && {
+            let row_tiles = self.row_tiles_of(p.x);
+            wins(self.rows, [row_tiles, matrix.cols], self.memory.info.multiprocessors)
+        }
+    }
+
     /// A linear layer, and what brings its input into the kernels' form unless it is; nothing if the kernels do not suit it.
     pub(super) fn wide_linear(&mut self, p: &Product) -> Option<(Option<Dispatch>, Dispatch)> {
         let scratch = self.wide_scratch()?;
@@ -81,6 +101,16 @@ impl Lowering<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_are_wide_from_few_rows_on_and_small_layers_from_many() {
+        let of = |[rows, cols]: [usize; 2], tokens| wins(tokens, [rows.div_ceil(TILE_ROWS), cols], 132);
+        assert!(of([151_936, 2048], 64));
+        let output = [4096, 12288];
+        assert!(of(output, 96) && !of(output, 64));
+        let heads = [5120, 2048];
+        assert!(of(heads, 160) && !of(heads, 128));
+    }
 
     #[test]
     fn widths_leave_few_multiprocessors_without_work() {
