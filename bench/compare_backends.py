@@ -13,6 +13,7 @@ beyond what rounding explains.
 """
 
 import argparse
+import random
 import re
 import subprocess
 import sys
@@ -41,8 +42,10 @@ count_of_tokens = 70
 
 
 def logits(binary: str, model: str, backend: str, mode: str, chunk: int, out: Path, *more: str) -> np.ndarray | str:
-    # The smallest vocabulary has 37 tokens.
-    tokens = ",".join(str(1 + i * 7 % 36) for i in range(count_of_tokens))
+    # The smallest vocabulary has 37 tokens. None that repeat themselves: an index would then choose among keys that differ by
+    # rounding alone.
+    draw = random.Random(1)
+    tokens = ",".join(str(draw.randint(1, 36)) for _ in range(count_of_tokens))
     command = [binary, "logits", model, "--tokens", tokens, "--out", out, "--backend", backend, "--activations", mode,
                "--chunk", str(chunk), "--kv", "f32" if mode == "f32" else "f16", *more]
     run = subprocess.run(command, capture_output=True, text=True)
