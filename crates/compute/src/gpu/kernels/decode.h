@@ -1,5 +1,6 @@
 // Attention of tokens that are each the newest of a sequence, as decoding has them: norms and rotations of heads,
 // appending to the cache and attention in one dispatch. Several tokens of one sequence take two.
+#include "activations.h"
 #include "heads.h"
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
@@ -12,11 +13,81 @@ struct Gathered {
     float maximum, sum;
 };
 
+// Bytes of `count` elements of a cache, whole blocks of them.
+template <uint KV>
+DEVICE ulong cached_bytes(ulong count) {
+    return KV == KV_Q8_0 ? count / KV_BLOCK * (2 * KV_BLOCK_PAIRS) : 2 * count;
+}
+
+// Elements index..index + 8 of a cache, index a multiple of 8: eight f16, or eight codes and their block's scale.
+template <uint KV>
+DEVICE Word4 load_cached8(GPTR(const uchar) cache, ulong index) {
+    if (KV == KV_F16) return load_u32x4(cache + 2 * index, 0);
+    const GPTR(const ushort) block = GCAST(const ushort, cache) + index / KV_BLOCK * KV_BLOCK_PAIRS;
+    const uint at = 1 + (uint)(index % KV_BLOCK) / 2;
+    const Word4 w = {(uint)block[at] | (uint)block[at + 1] << 16, (uint)block[at + 2] | (uint)block[at + 3] << 16,
+                     block[0], 0};
+    return w;
+}
+
+// Eight elements as they are read from a cache; of Q8_0 four lanes have a block, as `store_block` rounds it.
+template <uint KV>
+DEVICE Word4 cached8_of(CTX, const Float8 f) {
+    if (KV == KV_F16) return packed8(f);
+    uint most = 0;
+#pragma unroll
+    for (uint j = 0; j < 8; ++j) most = larger(most, magnitude_bits(f.v[j]));
+    most = quad_max(ctx, most);
+    const ushort nearest = most >= 0x7f800000u ? (ushort)0x7c00u : f32_to_f16(quotient(as_float(most), 127.0f));
+    const bool fits = (nearest & 0x7c00u) != 0x7c00u;
+    const float step = f16_to_f32(nearest);
+    uint codes[8];
+#pragma unroll
+    for (uint j = 0; j < 8; ++j) {
+        const float code = fits && step != 0.0f ? clamped(round_of(quotient(f.v[j], step)), 127.0f) : 0.0f;
+        codes[j] = (uint)(int)code & 255u;
+    }
+    const Word4 w = {codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24,
+                     codes[4] | codes[5] << 8 | codes[6] << 16 | codes[7] << 24, fits ? nearest : 0x7e00u, 0};
+    return w;
+}
+
+// Stores eight elements, of which `cached8_of` has made w; of Q8_0 the lane with a block's first ones stores its scale.
+template <uint KV>
+DEVICE void store_cached8(GPTR(uchar) cache, ulong index, const Float8 f, const Word4 w) {
+    if (KV == KV_F16) {
+#pragma unroll
+        for (uint j = 0; j < 8; ++j) store_half(cache, index + j, f.v[j]);
+        return;
+    }
+    const GPTR(ushort) block = GCAST(ushort, cache) + index / KV_BLOCK * KV_BLOCK_PAIRS;
+    const uint at = 1 + (uint)(index % KV_BLOCK) / 2;
+    block[at] = (ushort)w.x;
+    block[at + 1] = (ushort)(w.x >> 16);
+    block[at + 2] = (ushort)w.y;
+    block[at + 3] = (ushort)(w.y >> 16);
+    if (at == 1) block[0] = (ushort)w.z;
+}
+
 // Eight f16 as floats.
 DEVICE Float8 halves(const Word4 w) {
     Float8 r = {{f16_to_f32((ushort)w.x), f16_to_f32((ushort)(w.x >> 16)), f16_to_f32((ushort)w.y),
                  f16_to_f32((ushort)(w.y >> 16)), f16_to_f32((ushort)w.z), f16_to_f32((ushort)(w.z >> 16)),
                  f16_to_f32((ushort)w.w), f16_to_f32((ushort)(w.w >> 16))}};
+    return r;
+}
+
+// What `load_cached8` has read, as floats.
+template <uint KV>
+DEVICE Float8 cached_floats(const Word4 w) {
+    if (KV == KV_F16) return halves(w);
+    const float scale = f16_to_f32((ushort)w.z);
+    Float8 r;
+#pragma unroll
+    for (uint j = 0; j < 4; ++j) {
+        r.v[j] = scale * (float)(signed char)(w.x >> 8 * j);
+        r.v[4 + j] = scale * (float)(signed char)(w.y >> 8 * j);
+    }
     return r;
 }
 
@@ -32,13 +103,13 @@ struct Loaded {
 };
 
 // Adds U keys. NaN passes.
-template <uint DIM, uint G, uint U>
+template <uint DIM, uint G, uint KV, uint U>
 DEVICE Gathered<G> gather(CTX, const Queries<G> q, const Loaded<U> loaded, Gathered<G> g) {
     constexpr uint TEAM = DIM / 8, EACH = TEAM / (U * G);
     Sums<U * G> dots;
 #pragma unroll
     for (uint u = 0; u < U; ++u) {
-        const Float8 key = halves(loaded.key[u]);
+        const Float8 key = cached_floats<KV>(loaded.key[u]);
 #pragma unroll
         for (uint h = 0; h < G; ++h) {
             float dot = 0.0f;
@@ -70,7 +141,7 @@ DEVICE Gathered<G> gather(CTX, const Queries<G> q, const Loaded<U> loaded, Gathe
     }
 #pragma unroll
     for (uint u = 0; u < U; ++u) {
-        const Float8 value = halves(loaded.value[u]);
+        const Float8 value = cached_floats<KV>(loaded.value[u]);
 #pragma unroll
         for (uint h = 0; h < G; ++h) {
             const float w = lane_read(ctx, weight, base + (u * G + h) * EACH);
@@ -97,7 +168,7 @@ struct KeyRange {
 };
 
 // Keys `base` + u · teams + team, whose channels `own` and on are the lane's.
-template <uint DIM, uint U>
+template <uint DIM, uint KV, uint U>
 DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base,
                            uint own) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM;
@@ -109,24 +180,25 @@ DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, 
         if (base >= of.end) continue;
         const ulong from =
             place_of(b.pages, of.at, l.seen[u] ? position : of.end - 1, c.kv_heads, of.kv_head) * DIM + own;
-        l.key[u] = load_u32x4(b.keys + from * 2, 0);
-        l.value[u] = load_u32x4(b.values + from * 2, 0);
+        l.key[u] = load_cached8<KV>(b.keys, from);
+        l.value[u] = load_cached8<KV>(b.values, from);
     }
     return l;
 }
 
 // Brings nearer what `load_keys` will read from `base` on, as far as it is of one page: one lane asks for keys, one for values.
-template <uint DIM, uint U>
+template <uint DIM, uint KV, uint U>
 DEVICE void ask_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base) {
     if (ctx.lane() >= 2 || base >= of.end) return;
     uint count = 32 / (DIM / 8) * U;
     if (count > of.end - base) count = of.end - base;
     if (count > PAGE - base % PAGE) count = PAGE - base % PAGE;
-    prefetch((ctx.lane() == 0 ? b.keys : b.values) + place_of(b.pages, of.at, base, c.kv_heads, of.kv_head) * DIM * 2,
-             count * DIM * 2);
+    prefetch((ctx.lane() == 0 ? b.keys : b.values)
+                 + cached_bytes<KV>(place_of(b.pages, of.at, base, c.kv_heads, of.kv_head) * DIM),
+             (uint)cached_bytes<KV>(count * DIM));
 }
 
-template <uint DIM, uint G>
+template <uint DIM, uint G, uint KV>
 DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4, WARPS = 8;
     constexpr float LOG2_E = 1.44269504f;
@@ -146,8 +218,8 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     const uint own = lane % TEAM * 8, step = ctx.warps() * TEAMS * AT_ONCE;
     // What is in the cache has been there since before this token, or since a dispatch that has ended.
     uint base = begin + warp * TEAMS * AT_ONCE;
-    Loaded<AT_ONCE> l = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base, own);
-    ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step);
+    Loaded<AT_ONCE> l = load_keys<DIM, KV, AT_ONCE>(ctx, c, b, keys, base, own);
+    ask_keys<DIM, KV, AT_ONCE>(ctx, c, b, keys, base + step);
     if (warp == 0 && c.q_norm) warp_prefetch(ctx, GCAST(const uchar, b.q_weight), 4 * DIM);
     if (warp == 1 && c.k_norm) warp_prefetch(ctx, GCAST(const uchar, b.k_weight), 4 * DIM);
     after_previous(ctx);
@@ -179,9 +251,9 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     g.maximum = -infinity();
     g.sum = 0.0f;
     for (; base < end; base += step) {
-        const Loaded<AT_ONCE> next = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step, own);
-        ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + 2 * step);
-        g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
+        const Loaded<AT_ONCE> next = load_keys<DIM, KV, AT_ONCE>(ctx, c, b, keys, base + step, own);
+        ask_keys<DIM, KV, AT_ONCE>(ctx, c, b, keys, base + 2 * step);
+        g = gather<DIM, G, KV, AT_ONCE>(ctx, q, l, g);
         l = next;
     }
     // The last warp has the fewest keys of the cache.
@@ -193,21 +265,19 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
             key.v[j] = m.heads[G * DIM + own + j];
             value.v[j] = m.heads[(G + 1) * DIM + own + j];
         }
+        const Word4 cached_key = cached8_of<KV>(ctx, key), cached_value = cached8_of<KV>(ctx, value);
 #pragma unroll
         for (uint u = 0; u < AT_ONCE; ++u) {
-            l.key[u] = packed8(key);
-            l.value[u] = packed8(value);
+            l.key[u] = cached_key;
+            l.value[u] = cached_value;
             l.seen[u] = u == 0 && lane < TEAM;
         }
         if (c.appends && chunk == 0 && lane < TEAM) {
             const ulong to = place_of(b.pages, at, at.position, c.kv_heads, kv_head) * DIM + own;
-#pragma unroll
-            for (uint j = 0; j < 8; ++j) {
-                store_half(b.keys, to + j, key.v[j]);
-                store_half(b.values, to + j, value.v[j]);
-            }
+            store_cached8<KV>(b.keys, to, key, cached_key);
+            store_cached8<KV>(b.values, to, value, cached_value);
         }
-        g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
+        g = gather<DIM, G, KV, AT_ONCE>(ctx, q, l, g);
     }
     if (!c.attends) return;
     // Maxima and sums of each query, in all lanes of a team; then the teams of a warp together.
@@ -271,10 +341,10 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     }
 }
 
-// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group, of eight warps, does G queries of a key head.
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), a cache of KV. A group, of eight warps, does G queries of a key head.
 // Grid: (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
-#define DECODE(DIM, G)                                                                                                 \
-    KERNEL_AHEAD(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
+#define DECODE(kv, KV, DIM, G)                                                                                         \
+    KERNEL_AHEAD(decode_##DIM##_##G##kv, DecodeConstants, (const float, q), (const float, k), (const float, v),        \
                  (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
                  (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
                  (float, out)) {                                                                                       \
@@ -284,12 +354,16 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
         SHARED(float, sums, 8 * G);                                                                                    \
         const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
         const DecodeMemory m = {heads, mixed, maxima, sums};                                                           \
-        decode<DIM, G>(ctx, c, b, m);                                                                                  \
+        decode<DIM, G, KV>(ctx, c, b, m);                                                                              \
     }
 
-DECODE(64, 1)
-DECODE(64, 4)
-DECODE(128, 1)
-DECODE(128, 4)
-DECODE(256, 1)
-DECODE(256, 4)
+#define DECODES(kv, KV)    \
+    DECODE(kv, KV, 64, 1)  \
+    DECODE(kv, KV, 64, 4)  \
+    DECODE(kv, KV, 128, 1) \
+    DECODE(kv, KV, 128, 4) \
+    DECODE(kv, KV, 256, 1) \
+    DECODE(kv, KV, 256, 4)
+
+DECODES(, KV_F16)
+DECODES(_q8_0, KV_Q8_0)

@@ -1,11 +1,12 @@
 //! On devices with matrix units for bytes, a row's result does not depend on how many rows are beside it.
 
+use moeflux_compute::backend::KvType;
 use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Weighted};
 use moeflux_compute::{DType, Half, MatrixScale};
 
 use super::case::{Batching, Case, Recorder, Schedule};
-use super::checks::{assert_same_bits, compile, run_all};
-use super::errors::MODES;
+use super::checks::{assert_same_bits, compile, difference, run_all};
+use super::errors::{MODES, Mode};
 use super::experts::moe_case_of;
 use super::linear::linear_case;
 use crate::support::devices::{CUDA, METAL, MakeDevice, batch_invariant_devices, devices, is_in_part};
@@ -178,6 +179,27 @@ fn sequences_have_the_same_bits_beside_any_others() {
     let mut executable = compile(&case, &device(1), MODES[1]);
     let [all, parts] = [42, 26].map(|some| run_all(&case, &mut *executable, &schedule(some)));
     assert_same_bits(&parts, &all, &case.name);
+}
+
+/// Single tokens attend to keys and values of eight bits by kernels of their own, which round them as those of batches do.
+#[test]
+fn single_tokens_read_and_write_the_same_eight_bits() {
+    let mode = Mode { kv_type: KvType::Q8_0, ..MODES[0] };
+    for (heads, kv_heads, head_dim) in [(5, 1, 64), (2, 2, 128), (2, 1, 256)] {
+        let mut r = Recorder::new(8);
+        let [q, k, v] = [heads, kv_heads, kv_heads].map(|n| r.input(n * head_dim));
+        let shape = Attention::grouped(heads, kv_heads, head_dim, 0.15);
+        let out = r.graph.attention(q, k, v, shape).unwrap();
+        let name = format!("{heads}/{kv_heads} heads of {head_dim} over q8_0");
+        let case = Case { batching: Batching::Lengths(&[150, 10]), ..r.case(name, out).of("Attention") };
+        let schedules = case.batching.schedules();
+        for (device_name, device) in devices() {
+            let mut executable = compile(&case, &device(1), mode);
+            let [together, single] = [0, 4].map(|i| run_all(&case, &mut *executable, &schedules[i]));
+            let got = difference(&single, &together);
+            assert!(got.mean_square < 1e-11, "{} on {device_name}: {got}", case.name);
+        }
+    }
 }
 
 /// The same bits row by row and in batches of each of the counts.

@@ -4,7 +4,7 @@
     unit!("attention", "a3b7b6aef552b9eb", ["append", "attend", "attend_chosen", "combine", "prepare", "prepare_quads"]),
     unit!("batch", "d3ee54b2a46b6d12", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
     unit!("compressed", "e30ee1b8fc8be6d1", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
-    unit!("decode", "e792c1b9c5d80ed1", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
+    unit!("decode", "1765ae235e1499a1", ["decode_128_1", "decode_128_1_q8_0", "decode_128_4", "decode_128_4_q8_0", "decode_256_1", "decode_256_1_q8_0", "decode_256_4", "decode_256_4_q8_0", "decode_64_1", "decode_64_1_q8_0", "decode_64_4", "decode_64_4_q8_0"]),
     unit!("delta_rule", "2982688b91c905ab", ["channel_delta_rule_2", "channel_delta_rule_32", "channel_delta_rule_8", "gated_delta_rule_2", "gated_delta_rule_32", "gated_delta_rule_8"]),
     unit!("divided", "cebc836a104a596e", ["sum_divided"]),
     unit!("draw", "1abbf9708a7b182b", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),

@@ -3,10 +3,11 @@
 
 use super::attend::floats;
 use super::reach;
+use crate::backend::KvType;
 use crate::gpu::arguments::DecodeConstants;
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::kernels::TENSOR_DECODE_UNIT;
-use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::gpu::lower::context::{Launch, Lowering, THREADS, named};
 use crate::gpu::memory::Band;
 use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, Value, WeightId};
@@ -50,7 +51,8 @@ impl Lowering<'_> {
         let suits = (self.is_few() || self.is_batch())
             && (self.shape.sequences == self.shape.rows || stepwise)
             && self.rows == self.shape.rows;
-        if !suits || value_dim != head_dim || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
+        let is_f32 = self.memory.state.kv_type == KvType::F32;
+        if !suits || value_dim != head_dim || is_f32 || !matches!(head_dim, 64 | 128 | 256) {
             return false;
         }
         if stepwise {
@@ -68,7 +70,8 @@ impl Lowering<'_> {
         let short = band.splits <= SHORT;
         // Many rows fill a device, however short.
         let shares = !short || self.is_batch();
-        let on_tensor_cores = self.memory.scratch.tensor.is_some() && shares && group > 1 && head_dim <= 128;
+        let tensor_cores = self.memory.scratch.tensor.is_some() && self.f16_cache();
+        let on_tensor_cores = tensor_cores && shares && group > 1 && head_dim <= 128;
         let queries = if !shares || group == 1 {
             1
         } else if on_tensor_cores {
@@ -158,6 +161,7 @@ impl Lowering<'_> {
         // Keys of rows before are read as soon as those of the cache.
         let order = if task == Task::Attend { Order::AfterEnd } else { Order::After };
         let dispatch = launch.over([kv_heads * chunks, splits, rows], THREADS);
+        let dispatch = if self.f16_cache() { dispatch } else { named(dispatch, "q8_0") };
         self.run.push(Dispatch { order, ..dispatch });
         if splits > 1 {
             self.combine([parts, stats, out], rows * heads, splits, head_dim);
