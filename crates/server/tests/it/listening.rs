@@ -170,6 +170,8 @@ fn a_unix_socket() {
     ask(&mut expected, 40, false);
     assert_eq!(story(&mut stream), story(&mut expected));
 
+    // What runs then is the next request, not the end of the last one.
+    eventually("idle", || server.scheduler.figures().running == 0);
     let mut last = connect();
     ask(&mut last, LONG, true);
     let reader = std::thread::spawn(move || story(&mut last));
