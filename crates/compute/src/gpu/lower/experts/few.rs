@@ -331,3 +331,16 @@ impl Lowering<'_> {
             .over(if beside { [count, groups, 1] } else { [groups, count, 1] }, THREADS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_one_turn_where_there_are_several_rows() {
+        // 768 outputs of an expert, eight experts a token.
+        let blocks = |rows: usize| gate_up_blocks(24, 8 * rows, 132);
+        assert_eq!([1, 2, 4, 8].map(blocks), [1, 2, 3, 6]);
+        assert_eq!(gate_up_blocks(1, 8, 132), 1);
+    }
+}

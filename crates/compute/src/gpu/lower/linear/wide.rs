@@ -42,10 +42,7 @@ impl Lowering<'_> {
             && self.panel_scratch().is_some()
             && self.wide_scratch().is_some()
             && kernels_for(matrix.dtype, matrix.cols).is_some();
-        suits && {
-            let row_tiles = self.row_tiles_of(p.x);
-            wins(self.rows, [row_tiles, matrix.cols], self.memory.info.multiprocessors)
-        }
+        suits && wins(self.rows, [self.row_tiles_of(p.x), matrix.cols], self.memory.info.multiprocessors)
     }
 
     /// A linear layer, and what brings its input into the kernels' form unless it is; nothing if the kernels do not suit it.
