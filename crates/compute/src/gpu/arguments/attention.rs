@@ -55,6 +55,16 @@ arguments! {
     /// Of `combine`.
     CombineConstants { splits: usize, value_dim: usize }
 
+    ["attention.h" UnpackPagesConstants]
+    /// Of `unpack_pages`.
+    UnpackPagesConstants {
+        elements: usize,
+        /// 0 for none.
+        window: u32,
+        /// 0 for none.
+        chunk: u32,
+    }
+
     ["attention.h" PrepareConstants]
     /// Of `prepare`.
     PrepareConstants {

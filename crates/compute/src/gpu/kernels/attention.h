@@ -1,7 +1,9 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
+#include "cached8.h"
 #include "quads.h"
 #include "scores.h"
 #include "seen.h"
+#include "sequences.h"
 
 struct AppendConstants {
     // Heads of the cache, its channels, and the first and number of those that are written.
@@ -247,7 +249,7 @@ CONSTANT uint PREPARED = 8;
 KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const float, v), (const float, q_weight),
        (const float, k_weight), (const float, angles), (const Place, places), (const uint, pages), (uchar, keys),
        (uchar, values), (float, out)) {
-    SHARED(float, head, PREPARED * MAX_DIM);
+    SHARED(float, head, PREPARED* MAX_DIM);
     const uint index = ctx.group_x() * ctx.warps() + ctx.warp(), row = ctx.group_y(), lane = ctx.lane();
     const uint base = ctx.warp() * MAX_DIM;
     const bool is_present = index < c.heads + 2 * c.kv_heads;
@@ -307,8 +309,23 @@ struct PrepareBuffers {
     GPTR(float) out;
 };
 
-// The same for heads of up to 128 · QUADS channels, fours of which rotate or do not, where elements of the cache are f16 or f32: a
-// lane has channels 4i..4i + 4, and gets what they rotate with from another one.
+// Stores four elements a lane of a cache of Q8_0; eight lanes have a block. Those with nothing `stored` give none.
+DEVICE void store_block_quad(CTX, GPTR(uchar) cache, ulong index, Float4 v, bool stored) {
+    uint most =
+        larger(larger(magnitude_bits(v.x), magnitude_bits(v.y)), larger(magnitude_bits(v.z), magnitude_bits(v.w)));
+    most = quad_max(ctx, most);
+    most = larger(most, lane_xor(ctx, most, 4u));
+    if (!stored) return;
+    const ushort scale = block_scale(most);
+    const GPTR(ushort) block = GCAST(ushort, cache) + index / KV_BLOCK * KV_BLOCK_PAIRS;
+    const uint at = 1 + (uint)(index % KV_BLOCK) / 2;
+    block[at] = (ushort)(((uint)block_code(v.x, scale) & 255u) | (uint)block_code(v.y, scale) << 8);
+    block[at + 1] = (ushort)(((uint)block_code(v.z, scale) & 255u) | (uint)block_code(v.w, scale) << 8);
+    if (at == 1) block[0] = scale;
+}
+
+// The same for heads of up to 128 · QUADS channels, fours of which rotate or do not: a lane has channels 4i..4i + 4, and gets what
+// they rotate with from another one.
 template <uint QUADS>
 DEVICE void prepare_by_quads(CTX, const PrepareConstants c, const PrepareBuffers b) {
     const uint index = ctx.group_x() * ctx.warps() + ctx.warp(), row = ctx.group_y();
@@ -382,8 +399,12 @@ DEVICE void prepare_by_quads(CTX, const PrepareConstants c, const PrepareBuffers
 #pragma unroll
     for (uint n = 0; n < QUADS; ++n) {
         const uint i = ctx.lane() + 32 * n;
-        if (i >= quads) continue;
         const Float4 r = results[n];
+        if (!is_query && c.kv_type == KV_Q8_0) {
+            store_block_quad(ctx, is_value ? b.values : b.keys, to + 4 * i, r, i < quads);
+            continue;
+        }
+        if (i >= quads) continue;
         if (is_query ? c.half_out : c.kv_type == KV_F16) {
             const GPTR(uint) halves = is_query ? GCAST(uint, b.out) : GCAST(uint, is_value ? b.values : b.keys);
             halves[to / 2 + 2 * i] = packed_halves(r.x, r.y);
@@ -400,4 +421,32 @@ KERNEL(prepare_quads, PrepareConstants, (const float, q), (const float, k), (con
     const PrepareBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, keys, values, out};
     if (c.dim <= 128 && c.value_dim <= 128) prepare_by_quads<1>(ctx, c, b);
     else prepare_by_quads<2>(ctx, c, b);
+}
+
+struct UnpackPagesConstants {
+    // Elements of a page of each of both caches.
+    uint elements;
+    // See `first_seen`.
+    uint window, chunk;
+};
+
+// Groups that share a page of one cache.
+CONSTANT uint PAGE_PARTS = 4;
+
+// Pages of Q8_0 that sequences of the batch see, as f16 in pages of the same numbers: keys, then values. Grid: (groups, sequences,
+// caches).
+KERNEL(unpack_pages, UnpackPagesConstants, (const uchar, keys), (const uchar, values), (const Sequence, sequences),
+       (const Place, places), (const uint, pages), (uchar, unpacked_keys), (uchar, unpacked_values)) {
+    const Sequence s = sequences[ctx.group_y()];
+    const uint first_page = places[s.first_row].first_page, end = (s.start + s.rows + PAGE - 1) / PAGE;
+    const uint first = first_seen(s.start, c.window, c.chunk) / PAGE, each = c.elements / 8;
+    const GPTR(const uchar) from = ctx.group_z() == 0 ? keys : values;
+    const GPTR(uchar) to = ctx.group_z() == 0 ? unpacked_keys : unpacked_values;
+    for (uint n = ctx.group_x(); n < (end - first) * PAGE_PARTS; n += ctx.groups_x()) {
+        const ulong page = (ulong)pages[first_page + first + n / PAGE_PARTS] * c.elements;
+        for (uint i = n % PAGE_PARTS * ctx.threads() + ctx.thread(); i < each; i += PAGE_PARTS * ctx.threads()) {
+            const Word4 codes = load_cached8<KV_Q8_0>(from, page + 8 * i);
+            store_u32x4(to + 2 * (page + 8 * i), 0, packed8(cached_floats<KV_Q8_0>(codes)));
+        }
+    }
 }

@@ -34,17 +34,26 @@ DEVICE float cached(GPTR(const uchar) cache, ulong index, uint kv_type) {
 
 DEVICE void store_half(GPTR(uchar) cache, ulong index, float v) { GCAST(ushort, cache)[index] = f32_to_f16(v); }
 
-// Stores a block, an element a lane: as `Q8Block::of` of the library.
-DEVICE void store_block(CTX, GPTR(uchar) cache, ulong index, float v) {
-    const uint most = lane_max(ctx, as_uint(v) & 0x7fffffffu);
+// A block's scale, of the bits of its largest magnitude: not a number if an element is not finite, or beyond what a scale can
+// hold. As `Q8Block::of` of the library.
+DEVICE ushort block_scale(uint most) {
     const ushort nearest = most >= 0x7f800000u ? (ushort)0x7c00u : f32_to_f16(quotient(as_float(most), 127.0f));
-    // Not a number if an element is not finite, or beyond what a scale can hold.
-    const bool fits = (nearest & 0x7c00u) != 0x7c00u;
-    const float step = f16_to_f32(nearest);
-    const float code = fits && step != 0.0f ? clamped(round_of(quotient(v, step)), 127.0f) : 0.0f;
+    return (nearest & 0x7c00u) == 0x7c00u ? (ushort)0x7e00u : nearest;
+}
+
+// The code of an element of a block.
+DEVICE int block_code(float v, ushort scale) {
+    const float step = f16_to_f32(scale);
+    const bool fits = (scale & 0x7c00u) != 0x7c00u && step != 0.0f;
+    return fits ? (int)clamped(round_of(quotient(v, step)), 127.0f) : 0;
+}
+
+// Stores a block, an element a lane.
+DEVICE void store_block(CTX, GPTR(uchar) cache, ulong index, float v) {
+    const ushort scale = block_scale(lane_max(ctx, as_uint(v) & 0x7fffffffu));
     const ulong block = index / KV_BLOCK * KV_BLOCK_PAIRS;
-    cache[2 * block + 2 + index % KV_BLOCK] = (uchar)(signed char)(int)code;
-    if (index % KV_BLOCK == 0) GCAST(ushort, cache)[block] = fits ? nearest : (ushort)0x7e00u;
+    cache[2 * block + 2 + index % KV_BLOCK] = (uchar)(signed char)block_code(v, scale);
+    if (index % KV_BLOCK == 0) GCAST(ushort, cache)[block] = scale;
 }
 
 // Stores an element; of Q8_0 all lanes of a warp store theirs, one after the other from the first of a block on.

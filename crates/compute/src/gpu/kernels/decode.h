@@ -1,6 +1,6 @@
 // Attention of tokens that are each the newest of a sequence, as decoding has them: norms and rotations of heads,
 // appending to the cache and attention in one dispatch. Several tokens of one sequence take two.
-#include "activations.h"
+#include "cached8.h"
 #include "heads.h"
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
@@ -12,84 +12,6 @@ struct Gathered {
     // Of the lane's query: the largest score, in powers of two, and the weights of the lane's keys.
     float maximum, sum;
 };
-
-// Bytes of `count` elements of a cache, whole blocks of them.
-template <uint KV>
-DEVICE ulong cached_bytes(ulong count) {
-    return KV == KV_Q8_0 ? count / KV_BLOCK * (2 * KV_BLOCK_PAIRS) : 2 * count;
-}
-
-// Elements index..index + 8 of a cache, index a multiple of 8: eight f16, or eight codes and their block's scale.
-template <uint KV>
-DEVICE Word4 load_cached8(GPTR(const uchar) cache, ulong index) {
-    if (KV == KV_F16) return load_u32x4(cache + 2 * index, 0);
-    const GPTR(const ushort) block = GCAST(const ushort, cache) + index / KV_BLOCK * KV_BLOCK_PAIRS;
-    const uint at = 1 + (uint)(index % KV_BLOCK) / 2;
-    const Word4 w = {(uint)block[at] | (uint)block[at + 1] << 16, (uint)block[at + 2] | (uint)block[at + 3] << 16,
-                     block[0], 0};
-    return w;
-}
-
-// Eight elements as they are read from a cache; of Q8_0 four lanes have a block, as `store_block` rounds it.
-template <uint KV>
-DEVICE Word4 cached8_of(CTX, const Float8 f) {
-    if (KV == KV_F16) return packed8(f);
-    uint most = 0;
-#pragma unroll
-    for (uint j = 0; j < 8; ++j) most = larger(most, magnitude_bits(f.v[j]));
-    most = quad_max(ctx, most);
-    const ushort nearest = most >= 0x7f800000u ? (ushort)0x7c00u : f32_to_f16(quotient(as_float(most), 127.0f));
-    const bool fits = (nearest & 0x7c00u) != 0x7c00u;
-    const float step = f16_to_f32(nearest);
-    uint codes[8];
-#pragma unroll
-    for (uint j = 0; j < 8; ++j) {
-        const float code = fits && step != 0.0f ? clamped(round_of(quotient(f.v[j], step)), 127.0f) : 0.0f;
-        codes[j] = (uint)(int)code & 255u;
-    }
-    const Word4 w = {codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24,
-                     codes[4] | codes[5] << 8 | codes[6] << 16 | codes[7] << 24, fits ? nearest : 0x7e00u, 0};
-    return w;
-}
-
-// Stores eight elements, of which `cached8_of` has made w; of Q8_0 the lane with a block's first ones stores its scale.
-template <uint KV>
-DEVICE void store_cached8(GPTR(uchar) cache, ulong index, const Float8 f, const Word4 w) {
-    if (KV == KV_F16) {
-#pragma unroll
-        for (uint j = 0; j < 8; ++j) store_half(cache, index + j, f.v[j]);
-        return;
-    }
-    const GPTR(ushort) block = GCAST(ushort, cache) + index / KV_BLOCK * KV_BLOCK_PAIRS;
-    const uint at = 1 + (uint)(index % KV_BLOCK) / 2;
-    block[at] = (ushort)w.x;
-    block[at + 1] = (ushort)(w.x >> 16);
-    block[at + 2] = (ushort)w.y;
-    block[at + 3] = (ushort)(w.y >> 16);
-    if (at == 1) block[0] = (ushort)w.z;
-}
-
-// Eight f16 as floats.
-DEVICE Float8 halves(const Word4 w) {
-    Float8 r = {{f16_to_f32((ushort)w.x), f16_to_f32((ushort)(w.x >> 16)), f16_to_f32((ushort)w.y),
-                 f16_to_f32((ushort)(w.y >> 16)), f16_to_f32((ushort)w.z), f16_to_f32((ushort)(w.z >> 16)),
-                 f16_to_f32((ushort)w.w), f16_to_f32((ushort)(w.w >> 16))}};
-    return r;
-}
-
-// What `load_cached8` has read, as floats.
-template <uint KV>
-DEVICE Float8 cached_floats(const Word4 w) {
-    if (KV == KV_F16) return halves(w);
-    const float scale = f16_to_f32((ushort)w.z);
-    Float8 r;
-#pragma unroll
-    for (uint j = 0; j < 4; ++j) {
-        r.v[j] = scale * (float)(signed char)(w.x >> 8 * j);
-        r.v[4 + j] = scale * (float)(signed char)(w.y >> 8 * j);
-    }
-    return r;
-}
 
 template <uint G>
 struct Queries {

@@ -79,9 +79,3 @@ struct DecodeBuffers {
     GPTR(float) stats;
     GPTR(float) out;
 };
-
-DEVICE Word4 packed8(const Float8 f) {
-    Word4 w = {packed_halves(f.v[0], f.v[1]), packed_halves(f.v[2], f.v[3]), packed_halves(f.v[4], f.v[5]),
-               packed_halves(f.v[6], f.v[7])};
-    return w;
-}

@@ -7,6 +7,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("activate.h", include_str!("activate.h")),
     ("activations.h", include_str!("activations.h")),
     ("cache.h", include_str!("cache.h")),
+    ("cached8.h", include_str!("cached8.h")),
     ("codebooks.h", include_str!("codebooks.h")),
     ("columns8.h", include_str!("columns8.h")),
     ("encodings.h", include_str!("encodings.h")),

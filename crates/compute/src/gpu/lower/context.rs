@@ -161,6 +161,15 @@ impl Launch<'_> {
     }
 }
 
+/// A type of keys and values by the names of `cache.h`.
+pub(super) fn kv_code(kv_type: KvType) -> u32 {
+    match kv_type {
+        KvType::F16 => 0,
+        KvType::F32 => 1,
+        KvType::Q8_0 => 2,
+    }
+}
+
 /// The dispatch of the kernel for an encoding, whose name ends in the encoding's.
 pub(super) fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
     Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
@@ -244,18 +253,14 @@ impl<'a> Lowering<'a> {
         self.memory.page_numbers.buffer.into()
     }
 
-    /// Whether keys and values are what the kernels for matrix units and for few rows read.
+    /// Whether keys and values are what kernels for matrix units read.
     pub(super) fn f16_cache(&self) -> bool {
         self.memory.state.kv_type == KvType::F16
     }
 
     /// What keys and values are stored as, by the names of `cache.h`.
     pub(super) fn kv_code(&self) -> u32 {
-        match self.memory.state.kv_type {
-            KvType::F16 => 0,
-            KvType::F32 => 1,
-            KvType::Q8_0 => 2,
-        }
+        kv_code(self.memory.state.kv_type)
     }
 
     /// Whether the kernels for few rows may be used.

@@ -7,9 +7,10 @@ use super::expert_layout::{all_bytes, held_bytes, least_bytes, most_chosen};
 use super::experts::{Room, table_bytes};
 use super::held::{Exchange, Held};
 use super::inputs::{InputLayout, STEPWISE_ROWS, Turn};
+use super::state::unpacked_elements;
 use super::weights::{ALIGNMENT, placed};
 use super::{low_rank, ngrams, scratch};
-use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
+use crate::backend::{CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes};
 use crate::gpu::device::DeviceInfo;
 use crate::gpu::options::GpuOptions;
 use crate::gpu::run::DRAW_ROW_BYTES;
@@ -73,6 +74,7 @@ impl Needs {
         }
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
+        all.extend(unpacked_bytes(graph, options, tensor_cores));
         let rest = all.iter().fold(0u64, |sum, bytes| sum.saturating_add((*bytes).max(4) as u64));
         let bytes = |weight: &WeightSpec| Ok(placed(weight.matrix)?.0 as u64);
         let weights = graph.weights().iter().map(bytes).collect::<Result<_>>()?;
@@ -207,4 +209,11 @@ fn state_bytes(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
         page + slot + 4 * buffers,
         growing,
     ]
+}
+
+/// Of pages of a layer as f16: all, and the one of each pool that is there before.
+fn unpacked_bytes(graph: &Graph, options: &CompileOptions, tensor_cores: bool) -> Vec<usize> {
+    let pages = unpacked_elements(graph, options.kv_type, tensor_cores);
+    let pages = pages.into_iter().map(|elements| KvType::F16.bytes(elements));
+    pages.map(|page| options.pages.max(1).saturating_mul(page)).collect()
 }

@@ -191,7 +191,7 @@ impl Memory {
         let logits = Logits::new(device, logits_bytes(graph, options))?;
         let ngrams = ngrams::upload(device, graph, &weights)?;
         let low_rank = LowRankUpdates::new(device, graph, &weights, rows)?;
-        let state = State::new(device, graph, options.kv_type)?;
+        let state = State::new(device, graph, options.kv_type, tensor_cores)?;
         let keep = options.keep_experts && gpu.host_memory && device_keeps_experts(graph);
         let experts = DeviceExperts::new(device, graph, (budget.experts, held), keep)?;
         let outputs = scratch.experts.outputs;

@@ -2,7 +2,7 @@
 
 use crate::backend::{KvType, PAGE_TOKENS};
 use crate::gpu::device::{BufferId, Device, Slice};
-use crate::graph::Graph;
+use crate::graph::{Attention, Graph};
 use crate::{Error, Result};
 
 /// Items of equal size, whose number grows.
@@ -21,6 +21,18 @@ impl Pool {
 
     pub(crate) fn slice(&self) -> Slice {
         self.buffer.into()
+    }
+
+    /// Makes items `0..items` usable, whatever is in them; true if they moved.
+    fn renew(&mut self, device: &mut dyn Device, items: usize) -> Result<bool> {
+        if items <= self.items || self.item == 0 {
+            return Ok(false);
+        }
+        device.free(self.buffer);
+        self.items = 0;
+        self.buffer = device.alloc(items * self.item)?;
+        self.items = items;
+        Ok(true)
     }
 
     /// Makes items `0..items` usable, zeroed when new; true if they moved.
@@ -54,10 +66,35 @@ pub(crate) struct State {
     pub(crate) compressed: Vec<Pool>,
     /// Recurrent states, f32.
     pub(crate) states: Vec<Pool>,
+    /// Keys and values, or latents, of a layer at a time as f16, where pages are of `Q8_0` and matrix units read f16: pages of
+    /// [`unpacked_elements`].
+    pub(crate) unpacked: Vec<Pool>,
+}
+
+/// Elements of a page of each pool of keys and values, or latents, as f16: none where nothing is unpacked.
+pub(super) fn unpacked_elements(graph: &Graph, kv_type: KvType, tensor_cores: bool) -> Vec<usize> {
+    if kv_type != KvType::Q8_0 || !tensor_cores {
+        return vec![];
+    }
+    let largest = |elements: &dyn Fn(&Attention) -> usize| {
+        graph.caches().iter().map(|c| c.kv_heads * PAGE_TOKENS * elements(c)).max().unwrap_or(0)
+    };
+    let latents = graph.latent_caches().iter().map(|c| (c.rank + c.rope) * PAGE_TOKENS).max();
+    let keys = largest(&|c| c.head_dim).max(latents.unwrap_or(0));
+    let values = largest(&|c| c.value_dim);
+    [keys, values].into_iter().filter(|elements| *elements > 0).collect()
 }
 
 impl State {
-    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, kv_type: KvType) -> Result<Self> {
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        graph: &Graph,
+        kv_type: KvType,
+        tensor_cores: bool,
+    ) -> Result<Self> {
+        let unpacked = unpacked_elements(graph, kv_type, tensor_cores).into_iter();
+        let unpacked = unpacked.map(|elements| Pool::new(device, KvType::F16.bytes(elements)));
+        let unpacked = unpacked.collect::<Result<_>>()?;
         let mut page = |elements: usize| Pool::new(device, kv_type.bytes(elements));
         let mut caches = vec![];
         for cache in graph.caches() {
@@ -70,7 +107,7 @@ impl State {
         let compressed = compressed.collect::<Result<_>>()?;
         let mut slot = |elements: &usize| Pool::new(device, elements * size_of::<f32>());
         let states = graph.states().iter().map(&mut slot).collect::<Result<_>>()?;
-        Ok(Self { kv_type, caches, latents, compressed, states })
+        Ok(Self { kv_type, caches, latents, compressed, states, unpacked })
     }
 
     fn pages(&self) -> impl Iterator<Item = &Pool> + Clone {
@@ -83,6 +120,9 @@ impl State {
         let pools = self.caches.iter_mut().flatten().chain(&mut self.latents).chain(&mut self.compressed);
         for pool in pools {
             moved |= pool.reserve(device, pages)?;
+        }
+        for pool in &mut self.unpacked {
+            moved |= pool.renew(device, pages)?;
         }
         Ok(moved)
     }

@@ -19,22 +19,18 @@ pub const MODES: [Mode; 2] = [WITH_Q8[0], WITH_Q8[1]];
 const WITH_Q8: [Mode; 3] = [
     Mode { activations: ActivationMode::F32, kv_type: KvType::F32 },
     Mode { activations: ActivationMode::Int8, kv_type: KvType::F16 },
-    Mode { activations: ActivationMode::F32, kv_type: KvType::Q8_0 },
+    Mode { activations: ActivationMode::Int8, kv_type: KvType::Q8_0 },
 ];
 
 /// Those of operations with pages whose weights multiply f32.
 const PAGES: [Mode; 3] =
-    [MODES[0], Mode { activations: ActivationMode::F32, kv_type: KvType::F16 }, WITH_Q8[2]];
+    [MODES[0], Mode { kv_type: KvType::F16, ..MODES[0] }, Mode { kv_type: KvType::Q8_0, ..MODES[0] }];
 
-/// The same where GPUs have kernels that take matrix units, which activations of eight bits ask for.
-const PAGES_ON_MATRIX_UNITS: [Mode; 3] = [PAGES[0], MODES[1], PAGES[2]];
-
-/// Modes of operations with pages and shapes of published models.
+/// Modes of operations with pages and shapes of published models, for which GPUs have kernels that take matrix units: activations
+/// of eight bits ask for those.
 pub fn published_modes(op: &Op, blocks: bool) -> &'static [Mode] {
     match op {
-        Op::LatentAttention(_) | Op::CompressedAttention(_) => {
-            &PAGES_ON_MATRIX_UNITS[..if blocks { 3 } else { 2 }]
-        }
+        Op::LatentAttention(_) | Op::CompressedAttention(_) => &WITH_Q8[..if blocks { 3 } else { 2 }],
         _ => modes(op, blocks),
     }
 }

@@ -1,11 +1,12 @@
-// Attention of tokens that are each the newest of a sequence on tensor cores, for keys and values in f16: what `decode.h`
-// does, with up to eight queries of a key head at once.
+// Attention of tokens that are each the newest of a sequence on tensor cores: what `decode.h` does, with up to eight queries of a
+// key head at once.
 //
 // A warp takes 16 keys at a time. The fragments of keys and values come straight from the cache: which channel stands where in
-// a product's sum is free as long as both sides agree, so that a lane reads 16 bytes that follow each other.
+// a product's sum is free as long as both sides agree, so that a lane reads eight elements that follow each other. Those of Q8_0
+// become f16 in registers.
 // A group of its own on a multiprocessor: registers for all keys and values that it has under way.
 #define GROUPS_AT_ONCE 1
-#include "activations.h"
+#include "cached8.h"
 #include "heads.h"
 
 CONSTANT uint QUERIES = 8, TILE_KEYS = 16;
@@ -19,21 +20,76 @@ DEVICE void multiply(float (&sum)[4], const uint (&a)[4], uint b0, uint b1) {
 }
 // clang-format on
 
-// Eight floats as f16.
-DEVICE uint4 packed_at(const float* from) {
-    Float8 own;
+// What a lane reads of a head: N times eight elements that follow each other.
+template <uint KV, uint N>
+struct Eights {
+    uint4 v[N];
+};
+
+// Codes lie in words, in every other block from the middle of one to the middle of another.
+template <uint N>
+struct Eights<KV_Q8_0, N> {
+    uint words[2 * N + 1], scale;
+    bool shifted;
+};
+
+// Of the CACHE, by the path that is for what nobody writes meanwhile.
+template <bool CACHE, typename T>
+DEVICE T read(const uchar* from) {
+    return CACHE ? __ldg((const T*)from) : *(const T*)from;
+}
+
+// Elements `channel` and on of a head that begins at `head`, a multiple of four bytes.
+template <uint KV, uint N, bool CACHE>
+DEVICE Eights<KV, N> load_eights(const uchar* head, uint channel) {
+    Eights<KV, N> e;
+    if constexpr (KV == KV_F16) {
 #pragma unroll
-    for (uint i = 0; i < 8; ++i) own.v[i] = from[i];
-    const Word4 w = packed8(own);
-    return make_uint4(w.x, w.y, w.z, w.w);
+        for (uint n = 0; n < N; ++n) e.v[n] = read<CACHE, uint4>(head + 2 * channel + 16 * n);
+    } else {
+        const uint block = channel / KV_BLOCK;
+        const uchar* const from = head + block * (2 * KV_BLOCK_PAIRS);
+        e.shifted = block % 2 == 0;
+        e.scale = read<CACHE, ushort>(from);
+        const uchar* const words = from + channel % KV_BLOCK + (e.shifted ? 0 : 2);
+#pragma unroll
+        for (uint n = 0; n < 2 * N; ++n) e.words[n] = read<CACHE, uint>(words + 4 * n);
+        e.words[2 * N] = e.shifted ? read<CACHE, uint>(words + 8 * N) : 0;
+    }
+    return e;
+}
+
+// Two codes, of which 128 has been added to each, times their scale: the bits of a whole number below 1024 are an f16, 1024 more.
+DEVICE uint scaled_codes(uint codes, uint scales) {
+    uint scaled;
+    asm("{.reg .b32 whole; sub.rn.f16x2 whole, %1, %2; mul.rn.f16x2 %0, whole, %3;}"
+        : "=r"(scaled)
+        : "r"(codes), "r"(0x64806480u), "r"(scales));
+    return scaled;
+}
+
+// Eight of them as f16.
+template <uint KV, uint N>
+DEVICE uint4 eight(const Eights<KV, N>& e, uint n) {
+    if constexpr (KV == KV_F16) {
+        return e.v[n];
+    } else {
+        const uint middle = e.shifted ? 0x5432 : 0x3210, scales = e.scale | e.scale << 16;
+        const uint low = __byte_perm(e.words[2 * n], e.words[2 * n + 1], middle) ^ 0x80808080u;
+        const uint high = __byte_perm(e.words[2 * n + 1], e.words[2 * n + 2], middle) ^ 0x80808080u;
+        return make_uint4(scaled_codes(__byte_perm(low, 0x64646464u, 0x4140), scales),
+                          scaled_codes(__byte_perm(low, 0x64646464u, 0x4342), scales),
+                          scaled_codes(__byte_perm(high, 0x64646464u, 0x4140), scales),
+                          scaled_codes(__byte_perm(high, 0x64646464u, 0x4342), scales));
+    }
 }
 
 // A lane's share of 16 keys and their values. With g = lane / 4 and t = lane % 4: of keys g and 8 + g, channels 32c + 8t and
 // the seven that follow; of the values of keys 2t, 2t + 1, 8 + 2t and 9 + 2t, channels DIM / 8 · g and those that follow.
-template <uint DIM>
+template <uint DIM, uint KV>
 struct Tile {
-    uint4 keys[2][DIM / 32];
-    uint4 values[4][DIM / 64];
+    Eights<KV, 1> keys[2][DIM / 32];
+    Eights<KV, DIM / 64> values[4];
 };
 
 // What a warp has gathered: of query 2t + i channel DIM / 8 · g + 2j + h in mixed[j][2h + i]; of query g the largest score, in
@@ -44,38 +100,37 @@ struct Mixed {
     float maximum, sum;
 };
 
-template <uint DIM>
-DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first,
-                           uint end) {
+template <uint DIM, uint KV>
+DEVICE Tile<DIM, KV> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first,
+                               uint end) {
     const uint g = ctx.lane() / 4, t = ctx.lane() % 4;
-    Tile<DIM> tile = {};
+    Tile<DIM, KV> tile = {};
     if (first >= end) return tile;
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
         const uint position = first + 8 * i + g;
-        const ulong from = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
+        const ulong head = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
 #pragma unroll
         for (uint j = 0; j < DIM / 32; ++j)
-            tile.keys[i][j] = __ldg((const uint4*)(b.keys + (from + 32 * j + 8 * t) * 2));
+            tile.keys[i][j] = load_eights<KV, 1, true>(b.keys + cached_bytes<KV>(head), 32 * j + 8 * t);
     }
 #pragma unroll
     for (uint i = 0; i < 4; ++i) {
         const uint position = first + 8 * (i / 2) + 2 * t + i % 2;
-        const ulong from = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
-#pragma unroll
-        for (uint j = 0; j < DIM / 64; ++j)
-            tile.values[i][j] = __ldg((const uint4*)(b.values + (from + DIM / 8 * g + 8 * j) * 2));
+        const ulong head = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
+        tile.values[i] = load_eights<KV, DIM / 64, true>(b.values + cached_bytes<KV>(head), DIM / 8 * g);
     }
     return tile;
 }
 
 // Brings keys first..first + 16 and their values nearer, half a key and half of its values a lane.
-template <uint DIM>
+template <uint DIM, uint KV>
 DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first,
                      uint end) {
     const uint position = first + ctx.lane() / 2;
     if (position >= end) return;
-    const ulong from = (place_of(b.pages, at, position, c.kv_heads, kv_head) * 2 + ctx.lane() % 2) * DIM;
+    const ulong head = place_of(b.pages, at, position, c.kv_heads, kv_head) * DIM;
+    const ulong from = cached_bytes<KV>(head) + ctx.lane() % 2 * cached_bytes<KV>(DIM / 2);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(b.keys + from));
     asm volatile("prefetch.global.L2 [%0];" ::"l"(b.values + from));
 }
@@ -83,8 +138,8 @@ DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place 
 DEVICE uint word(uint4 v, uint i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // Adds the keys first..end of a tile. NaN passes.
-template <uint DIM>
-DEVICE void gather(CTX, const uint4 (&q)[DIM / 32], const Tile<DIM>& tile, uint first, uint end, Mixed<DIM>& m) {
+template <uint DIM, uint KV>
+DEVICE void gather(CTX, const uint4 (&q)[DIM / 32], const Tile<DIM, KV>& tile, uint first, uint end, Mixed<DIM>& m) {
     const uint t = ctx.lane() % 4;
     // Scores of query g: keys 2t, 2t + 1 of each half.
     float scores[2][4];
@@ -95,8 +150,9 @@ DEVICE void gather(CTX, const uint4 (&q)[DIM / 32], const Tile<DIM>& tile, uint 
 #pragma unroll
         for (uint j = 0; j < DIM / 32; ++j) {
             const uint low[4] = {q[j].x, 0, q[j].y, 0}, high[4] = {q[j].z, 0, q[j].w, 0};
-            multiply(scores[i], low, tile.keys[i][j].x, tile.keys[i][j].y);
-            multiply(scores[i], high, tile.keys[i][j].z, tile.keys[i][j].w);
+            const uint4 key = eight(tile.keys[i][j], 0);
+            multiply(scores[i], low, key.x, key.y);
+            multiply(scores[i], high, key.z, key.w);
         }
     }
     float best = m.maximum;
@@ -124,17 +180,24 @@ DEVICE void gather(CTX, const uint4 (&q)[DIM / 32], const Tile<DIM>& tile, uint 
     }
     const float factors[2] = {lane_read(ctx, factor, 8 * t), lane_read(ctx, factor, 8 * t + 4)};
 #pragma unroll
-    for (uint j = 0; j < DIM / 16; ++j) {
+    for (uint n = 0; n < DIM / 64; ++n) {
+        uint4 values[4];
 #pragma unroll
-        for (uint i = 0; i < 4; ++i) m.mixed[j][i] *= factors[i % 2];
-        uint a[4];
+        for (uint i = 0; i < 4; ++i) values[i] = eight(tile.values[i], n);
 #pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-            const uint one = word(tile.values[2 * i][j / 4], j % 4), other = word(tile.values[2 * i + 1][j / 4], j % 4);
-            a[2 * i] = __byte_perm(one, other, 0x5410);
-            a[2 * i + 1] = __byte_perm(one, other, 0x7632);
+        for (uint j = 0; j < 4; ++j) {
+            float (&mixed)[4] = m.mixed[4 * n + j];
+#pragma unroll
+            for (uint i = 0; i < 4; ++i) mixed[i] *= factors[i % 2];
+            uint a[4];
+#pragma unroll
+            for (uint i = 0; i < 2; ++i) {
+                const uint one = word(values[2 * i], j), other = word(values[2 * i + 1], j);
+                a[2 * i] = __byte_perm(one, other, 0x5410);
+                a[2 * i + 1] = __byte_perm(one, other, 0x7632);
+            }
+            multiply(mixed, a, weights[0], weights[1]);
         }
-        multiply(m.mixed[j], a, weights[0], weights[1]);
     }
 }
 
@@ -170,32 +233,29 @@ DEVICE void place_head(CTX, const DecodeConstants c, const float (&own)[DIM / 32
     for (uint i = 0; i < EACH; ++i) to[ctx.lane() + 32 * i] = v[i] * cosines[i] + other[i] * sines[i];
 }
 
-// The newest key and value, as they will be read from the cache, as key `place` of a tile.
-template <uint DIM>
-DEVICE void put_newest(CTX, const float* key, const float* value, uint place, Tile<DIM>& tile) {
+// The newest key and value, which are in `key` and `value` as they will be in the cache, as key `place` of a tile.
+template <uint DIM, uint KV>
+DEVICE void put_newest(CTX, const uchar* key, const uchar* value, uint place, Tile<DIM, KV>& tile) {
     const uint g = ctx.lane() / 4, t = ctx.lane() % 4;
 #pragma unroll
     for (uint i = 0; i < 2; ++i) {
         if (place != 8 * i + g) continue;
 #pragma unroll
-        for (uint j = 0; j < DIM / 32; ++j) tile.keys[i][j] = packed_at(key + 32 * j + 8 * t);
+        for (uint j = 0; j < DIM / 32; ++j) tile.keys[i][j] = load_eights<KV, 1, false>(key, 32 * j + 8 * t);
     }
 #pragma unroll
-    for (uint i = 0; i < 4; ++i) {
-        if (place != 8 * (i / 2) + 2 * t + i % 2) continue;
-#pragma unroll
-        for (uint j = 0; j < DIM / 64; ++j) tile.values[i][j] = packed_at(value + DIM / 8 * g + 8 * j);
-    }
+    for (uint i = 0; i < 4; ++i)
+        if (place == 8 * (i / 2) + 2 * t + i % 2) tile.values[i] = load_eights<KV, DIM / 64, false>(value, DIM / 8 * g);
 }
 
-// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does up to eight queries of a key head. Grid:
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), a cache of KV. A group does up to eight queries of a key head. Grid:
 // (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
-template <uint DIM>
-DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, float* mixed,
-                          float* maxima, float* sums, float* factors) {
+template <uint DIM, uint KV>
+DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, uchar* newest_head,
+                          float* mixed, float* maxima, float* sums, float* factors) {
     constexpr float LOG2_E = 1.44269504f;
     // Lines of threadgroup memory, so that lanes of a warp meet different banks.
-    constexpr uint HEAD_LINE = DIM + 4, MIXED_LINE = DIM + 20;
+    constexpr uint HEAD_LINE = DIM + 4, MIXED_LINE = DIM + 20, HEAD_BYTES = cached_bytes<KV>(DIM);
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp(), g = lane / 4,
                t = lane % 4;
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
@@ -211,8 +271,8 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     // What is in the cache has been there since before this token, or since a dispatch that has ended.
     uint first = c.attends ? begin + warp * TILE_KEYS : end;
     const uint step = ctx.warps() * TILE_KEYS;
-    Tile<DIM> tile = load_tile<DIM>(ctx, c, b, at, kv_head, first, in_cache);
-    ask_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
+    Tile<DIM, KV> tile = load_tile<DIM, KV>(ctx, c, b, at, kv_head, first, in_cache);
+    ask_tile<DIM, KV>(ctx, c, b, at, kv_head, first + step, in_cache);
     if (warp == 0 && c.q_norm) warp_prefetch(ctx, (const uchar*)b.q_weight, 4 * DIM);
     if (warp == 1 && c.k_norm) warp_prefetch(ctx, (const uchar*)b.k_weight, 4 * DIM);
     after_previous(ctx);
@@ -231,10 +291,16 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         v_own[i] = keyed ? value[lane + 32 * i] : 0.0f;
     }
     if (warp < queries) place_head<DIM>(ctx, c, q_own, c.q_norm, b.q_weight, c.q_eps, angles, heads + warp * HEAD_LINE);
+    uchar* const newest_key = newest_head;
+    uchar* const newest_value = newest_head + HEAD_BYTES;
     if (keyed) {
-        place_head<DIM>(ctx, c, k_own, c.k_norm, b.k_weight, c.k_eps, angles, heads + QUERIES * HEAD_LINE);
+        float* const placed = heads + QUERIES * HEAD_LINE;
+        place_head<DIM>(ctx, c, k_own, c.k_norm, b.k_weight, c.k_eps, angles, placed);
 #pragma unroll
-        for (uint i = 0; i < DIM / 32; ++i) heads[(QUERIES + 1) * HEAD_LINE + lane + 32 * i] = v_own[i];
+        for (uint i = 0; i < DIM / 32; ++i) {
+            store_cached(ctx, newest_key, lane + 32 * i, placed[lane + 32 * i], KV);
+            store_cached(ctx, newest_value, lane + 32 * i, v_own[i], KV);
+        }
     }
     barrier(ctx);
     uint4 q[DIM / 32];
@@ -256,16 +322,16 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     m.sum = 0.0f;
     for (; first < end; first += step) {
         if (held < end && held < first + TILE_KEYS)
-            put_newest<DIM>(ctx, heads + QUERIES * HEAD_LINE, heads + (QUERIES + 1) * HEAD_LINE, held - first, tile);
-        gather<DIM>(ctx, q, tile, first, end, m);
-        tile = load_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
-        ask_tile<DIM>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
+            put_newest<DIM, KV>(ctx, newest_key, newest_value, held - first, tile);
+        gather<DIM, KV>(ctx, q, tile, first, end, m);
+        tile = load_tile<DIM, KV>(ctx, c, b, at, kv_head, first + step, in_cache);
+        ask_tile<DIM, KV>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
     }
     if (c.appends && newest && chunk == 0) {
-        const ulong to = place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM;
-        for (uint d = ctx.thread(); d < DIM; d += ctx.threads()) {
-            store_half(b.keys, to + d, heads[QUERIES * HEAD_LINE + d]);
-            store_half(b.values, to + d, heads[(QUERIES + 1) * HEAD_LINE + d]);
+        const ulong to = cached_bytes<KV>(place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM);
+        for (uint i = 4 * ctx.thread(); i < HEAD_BYTES; i += 4 * ctx.threads()) {
+            *(uint*)(b.keys + to + i) = *(const uint*)(newest_key + i);
+            *(uint*)(b.values + to + i) = *(const uint*)(newest_value + i);
         }
     }
     if (!c.attends) return;
@@ -315,24 +381,28 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     }
 }
 
-#define TENSOR_DECODE(name, DIM)                                                                                       \
+#define TENSOR_DECODE(name, DIM, KV)                                                                                   \
     KERNEL_AHEAD(tensor_decode_##name, DecodeConstants, (const float, q), (const float, k), (const float, v),          \
                  (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
                  (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
                  (float, out)) {                                                                                       \
-        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                               \
+        SHARED(float, heads, (QUERIES + 1) * (DIM + 4));                                                               \
+        SHARED(uchar, newest, 2 * cached_bytes<KV>(DIM));                                                              \
         SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                                \
         SHARED(float, maxima, 8 * QUERIES);                                                                            \
         SHARED(float, sums, 8 * QUERIES);                                                                              \
         SHARED(float, factors, 8 * QUERIES);                                                                           \
         const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
-        tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                            \
+        tensor_decode<DIM, KV>(ctx, c, b, heads, newest, mixed, maxima, sums, factors);                                \
     }
 
-TENSOR_DECODE(64, 64)
-TENSOR_DECODE(128, 128)
+TENSOR_DECODE(64, 64, KV_F16)
+TENSOR_DECODE(128, 128, KV_F16)
+TENSOR_DECODE(64_q8_0, 64, KV_Q8_0)
+TENSOR_DECODE(128_q8_0, 128, KV_Q8_0)
 // The same for more groups than multiprocessors with few keys each, whose latency counts most: two at once, for a few registers
 // that are kept in memory.
 #undef GROUPS_AT_ONCE
 #define GROUPS_AT_ONCE 2
-TENSOR_DECODE(128_beside, 128)
+TENSOR_DECODE(128_beside, 128, KV_F16)
+TENSOR_DECODE(128_beside_q8_0, 128, KV_Q8_0)

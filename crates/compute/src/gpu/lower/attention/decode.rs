@@ -70,7 +70,7 @@ impl Lowering<'_> {
         let short = band.splits <= SHORT;
         // Many rows fill a device, however short.
         let shares = !short || self.is_batch();
-        let tensor_cores = self.memory.scratch.tensor.is_some() && self.f16_cache();
+        let tensor_cores = self.memory.scratch.tensor.is_some();
         let on_tensor_cores = tensor_cores && shares && group > 1 && head_dim <= 128;
         let queries = if !shares || group == 1 {
             1

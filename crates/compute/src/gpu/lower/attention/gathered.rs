@@ -2,10 +2,10 @@
 
 use super::attend::floats;
 use super::wide_latents::{QUERIES, THREADS, kernels, shared_bytes};
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{KvType, PAGE_TOKENS};
 use crate::gpu::arguments::{ChosenAttentionConstants, PageConstants};
 use crate::gpu::device::{Dispatch, Slice};
-use crate::gpu::lower::context::{Launch, Lowering};
+use crate::gpu::lower::context::{Launch, Lowering, kv_code};
 use crate::gpu::memory::Band;
 use crate::graph::{Chosen, CompressedAttention, LatentAttention, TokenForm};
 
@@ -50,7 +50,7 @@ impl Lowering<'_> {
         let width = rank + rope;
         let page = width * PAGE_TOKENS;
         // A token is an entry that stands for itself.
-        let layout = PageConstants { page, token: 0, entry: width, stride: 1, kv_type: self.kv_code() };
+        let layout = PageConstants { page, token: 0, entry: width, stride: 1, kv_type: kv_code(KvType::F16) };
         Gathered {
             kernel,
             heads,

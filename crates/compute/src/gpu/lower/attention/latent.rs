@@ -2,6 +2,7 @@
 
 use super::attend::Attend;
 use super::heads::{EnteredHeads, HeadPart};
+use crate::backend::PAGE_TOKENS;
 use crate::gpu::arguments::AppendConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::lower::context::Lowering;
@@ -42,7 +43,7 @@ impl Lowering<'_> {
             && value.is_multiple_of(8)
             && entered <= self.rows * rank * 4;
         // Weights become f16.
-        self.heads_scratch().filter(|_| fits && self.f16_cache())
+        self.heads_scratch().filter(|_| fits && self.reads_f16())
     }
 
     pub(in crate::gpu::lower) fn latent_attention(
@@ -70,7 +71,8 @@ impl Lowering<'_> {
         let on_groups = suits && self.takes_wide_latents(&shape);
         let given = sinks.map(|sinks| self.vector(sinks));
         let listed = chosen.filter(|_| on_groups);
-        let gathered = listed.map(|chosen| self.gathered_latents(&shape, &chosen, given, latents));
+        let [read] = if on_groups { self.in_f16([latents], width * PAGE_TOKENS, [0; 2]) } else { [latents] };
+        let gathered = listed.map(|chosen| self.gathered_latents(&shape, &chosen, given, read));
         let products = self.wide_products(&shape);
         let (k, part) = to_latents(weights, &shape, on_groups);
         match products {
@@ -92,7 +94,7 @@ impl Lowering<'_> {
         if let Some(gathered) = gathered {
             self.gathered(&gathered, [query, mixed], tile_if_entered);
         } else if on_groups {
-            self.wide_latents(&shape, [query, latents, mixed], tile_if_entered);
+            self.wide_latents(&shape, [query, read, mixed], tile_if_entered);
         } else {
             let dims = [width, rank, width, width];
             let (reach, added, ahead) = ([0; 2], None, false);

@@ -8,6 +8,7 @@ mod gathered;
 mod heads;
 mod latent;
 mod tensor;
+mod unpack;
 mod wide;
 mod wide_latents;
 
@@ -16,7 +17,7 @@ pub(super) use self::compressed::{Kept, Sparse};
 use self::attend::Attend;
 use self::decode::DecodeAttention;
 use super::context::{Launch, Lowering, THREADS};
-use crate::backend::KvType;
+use crate::backend::PAGE_TOKENS;
 use crate::gpu::arguments::PrepareConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::steps::Prepare;
@@ -68,9 +69,17 @@ impl Lowering<'_> {
         let wide = plain && !ahead && self.takes_wide_attention(&shape);
         let query = Slice::from(self.memory.scratch.attention.query);
         self.prepare(&shape, &prepare, inputs, [keys, values, query], wide);
-        let slices = [query, keys, values, self.value(out)];
+        let sinks_of = |lowering: &Self| sinks.map(|sinks| lowering.vector(sinks));
+        let on_tensor_cores = plain && self.takes_tensor_attention(&shape);
+        let [keys_f16, values_f16] = if wide || on_tensor_cores {
+            let elements = shape.kv_heads * PAGE_TOKENS * shape.head_dim;
+            self.in_f16([keys, values], elements, reach(&shape))
+        } else {
+            [keys, values]
+        };
+        let slices = [query, keys_f16, values_f16, self.value(out)];
         if wide {
-            let dispatch = self.wide_attention(&shape, slices, sinks.map(|s| self.vector(s)));
+            let dispatch = self.wide_attention(&shape, slices, sinks_of(self));
             return self.run.push(dispatch);
         }
         let attend = Attend {
@@ -84,8 +93,8 @@ impl Lowering<'_> {
             added,
             ahead,
         };
-        let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
-        if let Some(dispatch) = plain.then(on_tensor_cores).flatten() {
+        if on_tensor_cores {
+            let dispatch = self.tensor_attention(&shape, slices, sinks_of(self));
             self.run.push(dispatch);
             if ahead {
                 self.attend_ahead(&attend, [query, keys, values], self.value(out));
@@ -144,8 +153,7 @@ impl Lowering<'_> {
         };
         let turned = if interleaved { pairs.is_multiple_of(2) } else { pairs.is_multiple_of(4) };
         let by_quads = |dim: usize| dim.is_multiple_of(4) && dim <= PREPARED_CHANNELS;
-        let suits =
-            turned && by_quads(head_dim) && by_quads(value_dim) && self.memory.state.kv_type != KvType::Q8_0;
+        let suits = turned && by_quads(head_dim) && by_quads(value_dim);
         let kernel = if suits { "prepare_quads" } else { "prepare" };
         let launch = Launch { unit: "attention", kernel, buffers: &buffers, constants: &constants };
         let dispatch = launch.over([(heads + 2 * kv_heads).div_ceil(PREPARED), self.rows, 1], THREADS);

@@ -16,32 +16,40 @@ const MOST_CHANNELS: usize = 256;
 /// Bytes of a group's memory that the kernels declare themselves.
 const OWN_MEMORY: usize = 256;
 
+/// Threadgroup memory for keys of a page and values of a part of the channels; queries too, where registers do not hold them.
+fn shared_bytes(head_dim: usize) -> usize {
+    let queries = if head_dim > 128 { head_dim } else { 0 };
+    (head_dim + head_dim.min(MOST_CHANNELS) + queries) * QUERIES * size_of::<u16>()
+}
+
 impl Lowering<'_> {
-    /// Attention of many rows over f16 pages; nothing if the kernels do not suit it.
+    /// Whether these kernels suit an attention of the batch.
+    pub(super) fn takes_tensor_attention(&self, shape: &Attention) -> bool {
+        let Attention { head_dim, value_dim, .. } = *shape;
+        let fits = shared_bytes(head_dim) + OWN_MEMORY <= self.memory.info.group_memory;
+        // Single rows of narrower heads have kernels for decoding.
+        let suits = head_dim <= MOST_CHANNELS || self.rows >= LEAST_ROWS * self.shape.sequences;
+        self.tensor_scratch().is_some()
+            && matches!(head_dim, 64 | 128 | 256 | 512)
+            && fits
+            && suits
+            && self.reads_f16()
+            && value_dim == head_dim
+    }
+
+    /// Attention of many rows over f16 pages.
     pub(super) fn tensor_attention(
         &self,
         shape: &Attention,
         [q, keys, values, out]: [Slice; 4],
         sinks: Option<Slice>,
-    ) -> Option<Dispatch> {
-        self.tensor_scratch()?;
+    ) -> Dispatch {
         let kernel = match shape.head_dim {
             64 => "tensor_attention_64",
             128 => "tensor_attention_128",
             256 => "tensor_attention_256",
-            512 => "tensor_attention_512",
-            _ => return None,
+            _ => "tensor_attention_512",
         };
-        // Keys of a page, values of a part of the channels; queries too, where registers do not hold them.
-        let part = shape.head_dim.min(MOST_CHANNELS);
-        let queries = if shape.head_dim > 128 { shape.head_dim } else { 0 };
-        let shared = (shape.head_dim + part + queries) * QUERIES * 2;
-        let fits = shared + OWN_MEMORY <= self.memory.info.group_memory;
-        // Single rows of narrower heads have kernels for decoding.
-        let suits = part == shape.head_dim || self.rows >= LEAST_ROWS * self.shape.sequences;
-        if !fits || !suits || !self.f16_cache() || shape.value_dim != shape.head_dim {
-            return None;
-        }
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
         let none = self.input(0);
         let buffers = [q, keys, values, sequences, places, self.pages(), sinks.unwrap_or(none), out];
@@ -58,7 +66,8 @@ impl Lowering<'_> {
         };
         let most = self.rows / QUERIES + self.shape.sequences;
         let launch = Launch { unit: "cuda/flash_attention", kernel, buffers: &buffers, constants };
-        let grid = Grid::Fixed([most as u32, shape.heads as u32, (shape.head_dim / part) as u32]);
-        Some(Dispatch { shared: shared as u32, ..launch.on(grid, ATTENTION_THREADS) })
+        let grid =
+            Grid::Fixed([most as u32, shape.heads as u32, shape.head_dim.div_ceil(MOST_CHANNELS) as u32]);
+        Dispatch { shared: shared_bytes(shape.head_dim) as u32, ..launch.on(grid, ATTENTION_THREADS) }
     }
 }

@@ -19,7 +19,7 @@ impl Lowering<'_> {
         self.tensor_scratch().is_some()
             && self.memory.info.warp_groups
             && matches!(shape.head_dim, 64 | 128 | 256)
-            && self.f16_cache()
+            && self.reads_f16()
             && shape.value_dim == shape.head_dim
             && shape.scale > 0.0
     }

@@ -34,7 +34,7 @@ impl Lowering<'_> {
         kernels(shape).is_some()
             && self.memory.scratch.tensor.is_some()
             && self.memory.info.warp_groups
-            && self.f16_cache()
+            && self.reads_f16()
             && shape.scale > 0.0
     }
 
