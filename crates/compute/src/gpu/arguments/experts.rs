@@ -185,6 +185,7 @@ arguments! {
         rows: usize,
         tokens: usize,
         width: usize,
+        slices: usize,
         has_bias: bool,
         has_residual: bool,
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::linear::Division;
 use super::low_rank::LinearUpdate;
 use crate::DType;
 use crate::backend::KvType;
@@ -52,8 +53,7 @@ pub(super) struct Spread {
     pub(super) x: Value,
     /// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more.
     pub(super) split: bool,
-    /// Tokens of a tile.
-    pub(super) width: usize,
+    pub(super) division: Division,
 }
 
 /// A product with a resident weight: x · weightᵀ + bias + residual.

@@ -136,11 +136,26 @@ fn prompts_have_the_same_bits_in_pieces_of_any_size() {
     let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
     // The first fills the multiprocessors with tiles of the widest kind.
     for (dtype, rows, cols) in [(Q4_K, 25344, 256), (Q6_K, 1152, 768), (Q8_0, 640, 256)] {
-        check_pieces(wide_linear_case(dtype, rows, cols), device, &[528], &[528, 264, 200]);
+        check_pieces(wide_linear_case(dtype, rows, cols), device, &[528], &[528, 264]);
     }
     check_pieces(wide_linear_case(Q6_K, 51200, 256), device, &[320], &[320, 64]);
     let experts = moe_case_of(16, 8, [Q4_K; 3], [256, 256], ExpertMlp::default());
     check_pieces(experts, device, &[520], &[520, 260]);
+}
+
+/// Of a batch's linear layers, blocks of a cluster share tiles: their sums are divided, which a prompt's are not.
+#[test]
+fn clusters_add_up_what_a_block_does() {
+    use DType::{Q4_K, Q6_K, Q8_0};
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    for (dtype, rows, cols) in [(Q4_K, 2048, 4096), (Q6_K, 500, 1536), (Q8_0, 5120, 2048), (Q4_K, 192, 768)] {
+        let case = Case { batching: Batching::Lengths(&[384]), ..wide_linear_case(dtype, rows, cols) };
+        let schedule = |rows: usize| Schedule { batches: vec![vec![(0, rows)]; 384 / rows], stride: 1 };
+        let mut executable = compile(&case, &device(1), MODES[1]);
+        let [alone, shared] = [384, 192].map(|rows| run_all(&case, &mut *executable, &schedule(rows)));
+        let got = difference(&shared, &alone);
+        assert!(got.mean_square > 0.0 && got.mean_square < 1e-10, "{}: {got}", case.name);
+    }
 }
 
 /// The same bits in batches of each size, as many as are whole.

@@ -34,6 +34,7 @@ struct HeadsJob {
     float* out;
     const LatentProductsConstants& c;
 
+    DEVICE u32 slices() const { return 1; }
     DEVICE u32 most() const { return MOST; }
     DEVICE u32 row_tiles() const { return (c.out + ROWS - 1) / ROWS; }
     DEVICE u32 token_tiles() const { return (c.rows + c.width - 1) / c.width; }
@@ -55,17 +56,17 @@ struct HeadsJob {
         to[1] = row_of(tile, r + 8);
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored, Range of) const {
         const u32 from = first(tile), own = head(tile), r = row(tile) + (threadIdx.x & 3) * 4;
         const u32 left = r < c.out ? c.out - r : 0;
         const auto result = [&](u32 token) {
             return Result{from + token, c.scaled ? scale[own * room(c.rows) + from + token] : 1.0f};
         };
-        for_results<N>(d, stored, tokens(tile).count, result, [&](const Result& of, const float* values) {
-            const u64 at = ((u64)of.row * c.heads + own) * c.stride + r;
+        for_results<N>(d, stored, of, result, [&](const Result& result, const float* values) {
+            const u64 at = ((u64)result.row * c.heads + own) * c.stride + r;
             float v[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * of.factor;
+            for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * result.factor;
             if (!c.halves) {
                 store_4(out + at, v, left, c.stride % 4 == 0);
                 return;
@@ -112,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
 #pragma unroll
-            for (u32 q = 0; q < 4; q++)
-                largest = fmaxf(largest, fmaxf(fabsf(v[i][q].x), fabsf(v[i][q].y)));
+            for (u32 q = 0; q < 4; q++) largest = fmaxf(largest, fmaxf(fabsf(v[i][q].x), fabsf(v[i][q].y)));
     }
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));

@@ -3,6 +3,7 @@
 // the order of slices.
 //
 // Compiled once for each encoding: DTYPE, with names that end in it: NAME(…).
+#include "cluster.h"
 #include "panels.h"
 
 const u32 PANELS = 2, ROWS = PANELS * PANEL;
@@ -34,30 +35,6 @@ struct ProductsConstants {
     u32 slices;
     u32 has_residual;
 };
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// What is at an address of a block's shared memory.
-DEVICE float4 read_block(u32 address, u32 rank) {
-    float4 v;
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [there]; }"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address), "r"(rank)
-                 : "memory");
-    return v;
-}
-#else
-// Blocks have no others beside them.
-DEVICE void cluster_barrier() { __syncthreads(); }
-DEVICE float4 read_block(u32 address, u32) {
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-    return v;
-}
-#endif
 
 // d += a · b, which may be put in another order than it is written in.
 DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -217,9 +194,9 @@ DEVICE void products(const u8* weights, const uint4* x, const float* scale, cons
     cluster_barrier();
     for (u32 task = slice + c.slices * warp; task < c.teams * PANELS * PARTS; task += c.slices * c.teams * c.team) {
         const u32 address = base + 16 * (of_teams + task * 32 + lane);
-        float4 v = read_block(address, 0);
+        float4 v = read_floats(0, address);
 #pragma unroll 4
-        for (u32 other = 1; other < c.slices; other++) v = sum(v, read_block(address, other));
+        for (u32 other = 1; other < c.slices; other++) v = sum(v, read_floats(other, address));
         store(task / (PANELS * PARTS), task / PARTS % PANELS, task % PARTS, v);
     }
     // Others read what is in this block's memory.

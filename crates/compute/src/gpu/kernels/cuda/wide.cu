@@ -1,7 +1,7 @@
 // Products of many tokens with weights of one encoding: DTYPE, with names that end in it: NAME(…).
 //
 // x comes as `wide_enter` writes it, each row times a power of two; `scale` undoes it. Grids are as many blocks as there are
-// multiprocessors, at most as many as tiles.
+// multiprocessors, at most as many as tiles; clusters are as many as tiles.
 #include "wide.h"
 
 struct WideLinearConstants {
@@ -9,6 +9,8 @@ struct WideLinearConstants {
     u32 rows, tokens;
     // Tokens of a tile, a multiple of eight, as `wide_enter` was told.
     u32 width;
+    // Blocks of a cluster, which have a slice of the columns of one tile each; 1 if there are none.
+    u32 slices;
     u32 has_bias, has_residual;
 };
 
@@ -27,15 +29,17 @@ struct WideDownConstants {
 
 DEVICE u32 filled_up(u32 cols) { return (cols + STEP - 1) / STEP * STEP; }
 
-// Tiles in the order: rows of one tile of tokens, then the next.
+// Tiles in the order: rows of one tile of tokens, then the next. Those that the blocks of a cluster share have fewer tokens.
+template <bool SLICED>
 struct LinearJob {
-    static const u32 MOST = 176;
+    static const u32 MOST = SLICED ? 128 : 176;
     const u8 *x, *plane0, *plane1, *plane2;
     const float *scale, *bias, *residual;
     float* out;
     const WideLinearConstants& c;
 
-    DEVICE u32 most() const { return c.width > 160 ? MOST : 160; }
+    DEVICE u32 slices() const { return SLICED ? c.slices : 1; }
+    DEVICE u32 most() const { return SLICED ? MOST : c.width > 160 ? MOST : 160; }
     DEVICE u32 row_tiles() const { return (c.rows + ROWS - 1) / ROWS; }
     DEVICE u32 first(u32 tile) const { return tile / row_tiles() * c.width; }
     DEVICE u32 row(u32 tile) const { return tile % row_tiles() * ROWS + threadIdx.x / 32 * 16; }
@@ -49,18 +53,18 @@ struct LinearJob {
         to[1] = row_address(plane0, plane1, plane2, c.weight, min(r + 8, c.rows - 1));
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored, Range of) const {
         const u32 from = first(tile), r = row(tile) + (threadIdx.x & 3) * 4, left = r < c.rows ? c.rows - r : 0;
         float more[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[r + i] : 0.0f;
         const auto result = [&](u32 token) { return Result{from + token, scale[from + token]}; };
-        for_results<N>(d, stored, tokens(tile).count, result, [&](const Result& of, const float* values) {
-            const u64 at = (u64)of.row * c.rows + r;
+        for_results<N>(d, stored, of, result, [&](const Result& own, const float* values) {
+            const u64 at = (u64)own.row * c.rows + r;
             float v[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                v[i] = values[(threadIdx.x & 3) * 4 + i] * of.factor + more[i];
+                v[i] = values[(threadIdx.x & 3) * 4 + i] * own.factor + more[i];
                 if (c.has_residual && i < left) v[i] += residual[at + i];
             }
             store_4(out + at, v, left, c.rows % 4 == 0);
@@ -79,6 +83,7 @@ struct ExpertJob {
     const u32* table;
     u32 cols, row_tiles, count;
 
+    DEVICE u32 slices() const { return 1; }
     DEVICE u32 most() const { return MOST; }
     DEVICE Tile tile_of(u32 tile) const { return tiles[tile / row_tiles]; }
     DEVICE Tokens tokens(u32 tile) const {
@@ -107,18 +112,18 @@ struct GateUpJob : ExpertJob {
         to[1] = row_of(tile, c.up, r + (gated ? 0 : 8));
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
-        const Tile of = tile_of(tile);
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored, Range of) const {
+        const Tile from = tile_of(tile);
         // A lane takes two columns at a time: of gated ones once, of others twice.
         const u32 inner = c.up.rows, of_lane = gated ? 2 : 4;
         const auto result = [&](u32 token) {
-            const u32 pair = list[of.first + token];
-            return Result{pair, scale[of.first + token] * (c.weighs ? weights[pair] : 1.0f)};
+            const u32 pair = list[from.first + token];
+            return Result{pair, scale[from.first + token] * (c.weighs ? weights[pair] : 1.0f)};
         };
-        for_results<N>(d, stored, of.count, result, [&](const Result& own, const float* values) {
+        for_results<N>(d, stored, of, result, [&](const Result& own, const float* values) {
 #pragma unroll 1
             for (u32 at = (threadIdx.x & 3) * of_lane, end = at + of_lane; at < end; at += 2)
-                two(of.expert, (u64)own.row * inner, row(tile) + at, values + at, own.factor);
+                two(from.expert, (u64)own.row * inner, row(tile) + at, values + at, own.factor);
         });
     }
     // Columns r and the next, of which `values` has gate and, eight further on, up; or up alone.
@@ -156,14 +161,14 @@ struct DownJob : ExpertJob {
         to[1] = row_of(tile, c.part, r + 8);
     }
     template <int N>
-    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored) const {
-        const Tile of = tile_of(tile);
+    DEVICE void finish(u32 tile, const float (&d)[N / 2], u8* stored, Range of) const {
+        const Tile from = tile_of(tile);
         const u32 hidden = c.part.rows, r = row(tile) + (threadIdx.x & 3) * 4, left = r < hidden ? hidden - r : 0;
         float more[4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[(u64)of.expert * hidden + r + i] : 0.0f;
-        const auto result = [&](u32 token) { return Result{list[of.first + token], scale[of.first + token]}; };
-        for_results<N>(d, stored, of.count, result, [&](const Result& own, const float* values) {
+        for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[(u64)from.expert * hidden + r + i] : 0.0f;
+        const auto result = [&](u32 token) { return Result{list[from.first + token], scale[from.first + token]}; };
+        for_results<N>(d, stored, of, result, [&](const Result& own, const float* values) {
             float v[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * own.factor + more[i];
@@ -177,11 +182,23 @@ struct DownJob : ExpertJob {
 // x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows).
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     NAME(wide_linear)(const u8* x, const float* scale, const u8* plane0, const u8* plane1, const u8* plane2,
-                      const float* bias, const float* residual, float* out,
-                      const __grid_constant__ WideLinearConstants c) {
+                     const float* bias, const float* residual, float* out,
+                     const __grid_constant__ WideLinearConstants c) {
 #if HAS_WARPGROUPS
     extern __shared__ u8 shared[];
-    const LinearJob job = {x, plane0, plane1, plane2, scale, bias, residual, out, c};
+    const LinearJob<false> job = {x, plane0, plane1, plane2, scale, bias, residual, out, c};
+    multiply(job, shared, c.weight);
+#endif
+}
+
+// The same where a cluster has a tile: its blocks `c.slices` slices of the columns.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    NAME(wide_linear_sliced)(const u8* x, const float* scale, const u8* plane0, const u8* plane1, const u8* plane2,
+                            const float* bias, const float* residual, float* out,
+                            const __grid_constant__ WideLinearConstants c) {
+#if HAS_WARPGROUPS
+    extern __shared__ u8 shared[];
+    const LinearJob<true> job = {x, plane0, plane1, plane2, scale, bias, residual, out, c};
     multiply(job, shared, c.weight);
 #endif
 }
@@ -197,7 +214,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool gated = own.activation != SQUARED_RELU;
     const u32 row_tiles = (own.up.rows + (gated ? ROWS / 2 : ROWS) - 1) / (gated ? ROWS / 2 : ROWS);
     const GateUpJob job = {{x, scale, list, tiles, slots, table, own.up.format.cols, row_tiles, c.tiles},
-                           weights, gate_bias, up_bias, out, own, gated};
+                           weights,
+                           gate_bias,
+                           up_bias,
+                           out,
+                           own,
+                           gated};
     multiply(job, shared, own.up.format);
 #endif
 }

@@ -1,5 +1,6 @@
 // Tokens as `wide.h` takes them.
 #include "blocks.h"
+#include "cluster.h"
 
 // Stands for a pair that is not there, and for a place without a pair.
 const u32 ABSENT = 0xffffffffu;
@@ -22,29 +23,6 @@ struct Place {
     u32 place, tile;
 };
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-DEVICE u32 rank_in_cluster() {
-    u32 rank;
-    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// Waits for all blocks of the cluster, and sees what they wrote before.
-DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// A word of another block's shared memory, which this one has at `own`.
-DEVICE u32 word_of(const u32* own, u32 rank) {
-    u32 value, address = shared_address(own);
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-#else
-DEVICE u32 rank_in_cluster() { return 0; }
-DEVICE void cluster_barrier() { __syncthreads(); }
-DEVICE u32 word_of(const u32* own, u32) { return *own; }
-#endif
-
 // Sorts pairs by expert, ids (pairs) → list and tiles, as `tensor_sort` of `prefill.cu` does, and places (pairs). A cluster of blocks
 // of 1024 threads, each with a run of the pairs; experts ≤ 1024.
 extern "C" __global__ void __launch_bounds__(1024)
@@ -62,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     // Pairs of the expert in all blocks, and in those before.
     u32 all = 0, before = 0;
     for (u32 i = 0; i < blocks; i++) {
-        const u32 of_block = expert < c.experts ? word_of(own_counts + expert, i) : 0;
+        const u32 of_block = expert < c.experts ? read_word(i, shared_address(own_counts + expert)) : 0;
         all += of_block;
         before += i < rank ? of_block : 0;
     }
