@@ -162,6 +162,6 @@
     unit!("tensor_decode", "7127f6979c0cd769", ["tensor_decode_128", "tensor_decode_128_beside", "tensor_decode_128_beside_q8_0", "tensor_decode_128_q8_0", "tensor_decode_64", "tensor_decode_64_q8_0"]),
     unit!("early", "f709cf58262018b3", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
     unit!("joint_rows", "df8fe9c9b6a17cfe", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
-    unit!("joint_experts", "4eca0b04d43cb260", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("joint_experts", "adfb867f591a74bd", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
     unit!("meet", "34dbc223d7ea0d49", ["meet"]),
 ]

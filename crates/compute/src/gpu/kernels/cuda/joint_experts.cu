@@ -5,12 +5,12 @@
 #include "few_experts.h"
 #include "copies.h"
 
-// Tokens, and their pairs, at most; pairs of a stage.
-CONSTANT uint JOINT_TOKENS = 8, JOINT_PAIRS = JOINT_TOKENS * WARP_CHOSEN, STAGE_PAIRS = 4;
+// Tokens, and their pairs, at most; warps of a group, and rows of an expert that it takes.
+CONSTANT uint JOINT_TOKENS = 8, JOINT_PAIRS = JOINT_TOKENS * WARP_CHOSEN, JOINT_WARPS = 8, JOINT_ROWS = 8;
 
-// The pairs of all tokens, those of an expert beside each other, by stages.
+// The pairs of all tokens, those of an expert beside each other.
 struct JointPairs {
-    // (JOINT_PAIRS): the pair, and in the upper half which one of its stage is the first of its expert.
+    // (JOINT_PAIRS): the pair.
     uint* listed;
     // (JOINT_PAIRS): where its expert begins.
     uint* slots;
@@ -53,8 +53,8 @@ DEVICE void list_pairs(CTX, const RouteConstants& c, const uint* table, const fl
                 before += __popc(~((words[k] ^ four) + 0x7f7f7f7fu) & 0x80808080u & kept);
             }
         }
-        const uint to = less + before, stage = to / STAGE_PAIRS * STAGE_PAIRS;
-        m.listed[to] = own | (less > stage ? less - stage : 0) << 16;
+        const uint to = less + before;
+        m.listed[to] = own;
         m.slots[to] = slot;
     }
     barrier(ctx);
@@ -68,187 +68,104 @@ struct JointDownConstants {
     RouteConstants route;
 };
 
-// Stages whose copies are under way at once.
-template <uint D>
-DEVICE constexpr uint stages_of() {
-    return D == Q4_K ? 3 : 2;
-}
-
-// Starts to bring sixteen bytes to shared memory, and waits for all but the latest so many groups of such copies.
-DEVICE void bring16(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-#else
-    *(uint4*)to = *(const uint4*)from;
-#endif
-}
-DEVICE void end_of_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <uint LEFT>
-DEVICE void await_groups() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
-}
-
-// What a group needs of a stage: eight rows of each of its pairs' experts, then words and scales of the pairs' activations.
-struct Stage {
-    uchar* rows;
-    uint* words;
-    float* scales;
-};
-
 struct JointDownMemory {
-    uchar* stages;
+    // (JOINT_WARPS): rows of an expert that a warp has or waits for.
+    uchar* rows;
     ulong* bars;
-    // (pairs, 8): the product of each pair and row; (pairs): what pairs count.
+    // (pairs, JOINT_ROWS): the product of each pair and row; (pairs): what pairs count.
     float* products;
     float* weights;
 };
 
-DEVICE uint stage_bytes(const Part& part) {
-    return STAGE_PAIRS * (8 * part.format.strides[0] + 4 * pair_words(part.format.cols) + part.format.cols / 4);
-}
-
-DEVICE Stage stage_at(const Part& part, uchar* stages, uint s) {
-    uchar* const rows = stages + s * stage_bytes(part);
-    uint* const words = (uint*)(rows + STAGE_PAIRS * 8 * part.format.strides[0]);
-    return {rows, words, (float*)(words + STAGE_PAIRS * pair_words(part.format.cols))};
-}
-
-// Starts to copy the weights of pairs `first` on: an expert's once.
-DEVICE void copy_stage(CTX, const JointDownConstants& c, const uchar* slots, const JointPairs& pairs, uint count,
-                       uint first, const Stage& to, ulong* bar) {
-    if (ctx.warp() >= STAGE_PAIRS) return;
-    const uint at = first + ctx.warp(), bytes = 8 * c.part.format.strides[0];
-    if (at >= count || pairs.listed[at] >> 16 != ctx.warp()) return no_copy(ctx, bar);
-    copy_ahead(ctx, to.rows + ctx.warp() * bytes, expert_row(slots, pairs.slots[at], c.part, ctx.group_x() * 8).plane0,
-               bytes, bar);
-}
-
-// What a thread brings of a stage's activations: which pair's, and which sixteen bytes, of words or else of scales.
-struct Bringing {
-    uint own, line;
-};
-
-DEVICE Bringing bringing_of(const Part& part, uint i) {
-    const uint lines = part.format.cols / 16 + part.format.cols / 64;
-    return {i / lines, i % lines};
-}
-
-DEVICE void bring_line(const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count,
-                       uint first, const Stage& to, const Bringing what) {
-    const uint cols = c.part.format.cols, quads = cols / 16;
-    if (what.own >= STAGE_PAIRS || first + what.own >= count) return;
-    const uint pair = pairs.listed[first + what.own] & 0xffff;
-    const uint at = what.line - quads;
-    if (what.line < quads)
-        bring16(to.words + what.own * pair_words(cols) + quad_at(what.line) * 4,
-                b.bytes + (ulong)(pair * cols) + 16 * what.line);
-    else bring16(to.scales + what.own * quads + 4 * at, b.scales + (ulong)(pair * quads) + 4 * at);
-}
-
-// Starts to bring a stage's activations; `mine` is what a thread brings of it first.
-DEVICE void bring_stage(CTX, const JointDownConstants& c, const DownBuffers& b, const JointPairs& pairs, uint count,
-                        uint first, const Stage& to, const Bringing mine) {
-    bring_line(c, b, pairs, count, first, to, mine);
-    const uint lines = STAGE_PAIRS * (c.part.format.cols / 16 + c.part.format.cols / 64);
-    for (uint i = ctx.thread() + ctx.threads(); i < lines; i += ctx.threads())
-        bring_line(c, b, pairs, count, first, to, bringing_of(c.part, i));
-    end_of_group();
-}
-
-// Half of a stage's rows of down · x for one of its pairs, the activations of which lanes read once: N rows a team.
-template <uint D, uint N, uint TEAM>
-DEVICE void stage_rows(CTX, const Part& part, uint listed, uint own, const Stage& stage, float* products) {
-    constexpr uint TEAMS = 32 / TEAM;
-    const uint pieces = pieces_of<D>(part.format), cols = part.format.cols, stride = part.format.strides[0];
-    const uint lane = ctx.lane() % TEAM, first = ctx.warp() / STAGE_PAIRS * 4 + ctx.lane() / TEAM;
-    const uchar* const rows = stage.rows + ((listed >> 16) * 8 + first) * stride;
-    const LocalActivations x = {stage.words + own * pair_words(cols), stage.scales + own * (cols / 16)};
-    Sums<N> sums;
-#pragma unroll
-    for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
-    for (uint p = lane; p < pieces; p += TEAM) {
-        const Chunk k = chunk_of<D>(x, p);
-        const PieceDots begun = begun_dots<D>(k);
+// JOINT_ROWS rows of down · x for a pair, of which a lane has piece `lane` of its activations: two rows a team at once.
+template <uint D, uint TEAM>
+DEVICE void pair_rows(CTX, const Part& part, const uchar* rows, const Chunk& k, float* products) {
+    constexpr uint N = 2, TEAMS = 32 / TEAM;
+    const uint lane = ctx.lane() % TEAM, stride = part.format.strides[0];
+    const bool is_within = lane < pieces_of<D>(part.format);
+    const PieceDots begun = begun_dots<D>(k);
+#pragma unroll 1
+    for (uint row = ctx.lane() / TEAM; row < JOINT_ROWS; row += N * TEAMS) {
+        Sums<N> sums;
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
-            const Row row = {rows + n * TEAMS * stride, nullptr, nullptr};
-            sums.v[n] += copied_dot<D>(copied_raw<D>(part.format, row, p), k, begun, p);
+            const Row own = {rows + (row + n * TEAMS) * stride, nullptr, nullptr};
+            sums.v[n] = 0.0f;
+            if (is_within) sums.v[n] += copied_dot<D>(copied_raw<D>(part.format, own, lane), k, begun, lane);
         }
+        const float sum = team_sums<N>(ctx, sums, TEAM);
+        if (lane % (TEAM / N) == 0) products[row + lane / (TEAM / N) * TEAMS] = sum;
     }
-    const float sum = team_sums<N>(ctx, sums, TEAM);
-    if (lane % (TEAM / N) == 0) products[(listed & 0xffff) * 8 + first + lane / (TEAM / N) * TEAMS] = sum;
 }
 
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows). A
-// group makes eight outputs of each token. Grid: rows / 8.
+// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for its expert's rows, and asks for those of
+// its next one when it has multiplied them, while other warps multiply. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
 template <uint D>
 DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
                         const JointDownMemory& m, const JointPairs& pairs) {
-    constexpr uint STAGES = stages_of<D>();
-    const Bringing mine = bringing_of(c.part, ctx.thread());
-    const uint count = c.tokens * c.route.top_k, stages = (count + STAGE_PAIRS - 1) / STAGE_PAIRS;
-    if (ctx.thread() < STAGES) expect_copies(m.bars + ctx.thread(), STAGE_PAIRS);
+    const uint count = c.tokens * c.route.top_k, bytes = JOINT_ROWS * c.part.format.strides[0];
+    const uint cols = c.part.format.cols, pieces = pieces_of<D>(c.part.format);
+    uchar* const rows = m.rows + ctx.warp() * bytes;
+    ulong* const bar = m.bars + ctx.warp();
+    if (ctx.thread() < JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
     list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
-#pragma unroll
-    for (uint s = 0; s < STAGES; ++s) {
-        if (s < stages)
-            copy_stage(ctx, c, b.slots, pairs, count, s * STAGE_PAIRS, stage_at(c.part, m.stages, s), m.bars + s);
-    }
+    const auto ask = [&](uint at) {
+        if (at >= count) return;
+        const Row from = expert_row(b.slots, pairs.slots[at], c.part, ctx.group_x() * JOINT_ROWS);
+        copy_ahead(ctx, rows, from.plane0, bytes, bar);
+    };
+    ask(ctx.warp());
     after_previous(ctx);
-#pragma unroll
-    for (uint s = 0; s < STAGES; ++s)
-        bring_stage(ctx, c, b, pairs, count, s * STAGE_PAIRS, stage_at(c.part, m.stages, s), mine);
     if (ctx.thread() < count) m.weights[ctx.thread()] = c.weighs ? b.weights[ctx.thread()] : 1.0f;
-    const ulong at = (ulong)ctx.lane() * c.part.rows + ctx.group_x() * 8 + ctx.warp();
-    const float residual = ctx.lane() < c.tokens && c.has_residual ? b.residual[at] : 0.0f;
-    uint place = 0, parity = 0;
-    for (uint s = 0; s < stages; ++s) {
-        const Stage stage = stage_at(c.part, m.stages, place);
-        const uint first = s * STAGE_PAIRS, next = first + STAGES * STAGE_PAIRS;
-        await_groups<STAGES - 1>();
-        await_copies(m.bars + place, parity);
-        barrier(ctx);
-        // Half a warp has enough lanes for a short row.
-        const uint own = ctx.warp() % STAGE_PAIRS;
-        if (first + own < count) {
-            const uint listed = pairs.listed[first + own];
-            if (pieces_of<D>(c.part.format) <= 16) stage_rows<D, 2, 16>(ctx, c.part, listed, own, stage, m.products);
-            else stage_rows<D, 4, 32>(ctx, c.part, listed, own, stage, m.products);
-        }
-        barrier(ctx);
-        if (next < count) copy_stage(ctx, c, b.slots, pairs, count, next, stage, m.bars + place);
-        bring_stage(ctx, c, b, pairs, count, next, stage, mine);
-        place = place + 1 < STAGES ? place + 1 : 0;
-        parity ^= place == 0 ? 1 : 0;
+    const ulong to = (ulong)ctx.lane() * c.part.rows + ctx.group_x() * JOINT_ROWS + ctx.warp();
+    const float residual = ctx.lane() < c.tokens && c.has_residual ? b.residual[to] : 0.0f;
+    // Half a warp has enough lanes for a short row.
+    const bool is_short = pieces <= 16;
+    const uint own = ctx.lane() % (is_short ? 16 : 32);
+    const auto activations = [&](uint at) {
+        Chunk k = {};
+        if (at >= count || own >= pieces) return k;
+        const uint pair = pairs.listed[at];
+        const Activations x = {b.bytes + pair * cols, b.scales + pair * (cols / 32) * 2};
+        return chunk_of<D>(x, own);
+    };
+    Chunk next = activations(ctx.warp());
+    uint parity = 0;
+    for (uint at = ctx.warp(); at < count; at += JOINT_WARPS) {
+        const Chunk k = next;
+        next = activations(at + JOINT_WARPS);
+        await_copies(bar, parity);
+        __syncwarp();
+        float* const products = m.products + pairs.listed[at] * JOINT_ROWS;
+        if (is_short) pair_rows<D, 16>(ctx, c.part, rows, k, products);
+        else pair_rows<D, 32>(ctx, c.part, rows, k, products);
+        __syncwarp();
+        ask(at + JOINT_WARPS);
+        parity ^= 1;
     }
+    barrier(ctx);
     if (ctx.lane() >= c.tokens) return;
     float total = 0.0f;
     for (uint k = 0; k < c.route.top_k; ++k) {
         const uint pair = ctx.lane() * c.route.top_k + k;
-        total = fma_of(m.weights[pair], m.products[pair * 8 + ctx.warp()], total);
+        total = fma_of(m.weights[pair], m.products[pair * JOINT_ROWS + ctx.warp()], total);
     }
-    b.out[at] = total + residual;
+    b.out[to] = total + residual;
 }
 
 extern __shared__ __align__(128) uchar dynamic[];
 
-// Dynamic memory of down: the stages, and the products of all pairs.
+// Dynamic memory: the warps' rows, and the products of all pairs.
 #define JOINT_EXPERTS(name, D)                                                                                  \
     KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),             \
                  (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),  \
                  (float, out), (const float, logits)) {                                                         \
-        SHARED(ulong, bars, 4);                                                                                 \
+        SHARED(ulong, bars, JOINT_WARPS);                                                                       \
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
         JOINT_MEMORY(pairs);                                                                                    \
         const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
-        float* const products = (float*)(dynamic + stages_of<D>() * stage_bytes(c.part));                       \
+        float* const products = (float*)(dynamic + JOINT_WARPS * JOINT_ROWS * c.part.format.strides[0]);        \
         const JointDownMemory m = {dynamic, bars, products, own_weights};                                       \
         joint_down8<D>(ctx, c, b, logits, m, pairs);                                                            \
     }

@@ -1,7 +1,6 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
 use super::place::{FETCH_GROUPS, Fetches};
-use crate::DType;
 use crate::gpu::arguments::{
     DownConstants, EarlyDownConstants, GateUpConstants, JointDownConstants, RouteConstants,
 };
@@ -33,13 +32,10 @@ const GATE_UP_GROUPS: usize = 2;
 const ENTERING_COST: usize = 4;
 const BLOCK_COST: usize = 3;
 
-/// Rows that read an expert's down weights once, where groups are as many: on an H100, fewer took longer.
-const LEAST_JOINT_ROWS: usize = 2;
+/// Groups of the kernel that reads an expert's down weights once for all rows, at least.
 const JOINT_GROUPS: usize = 192;
-/// As `STAGE_PAIRS` of `kernels/cuda/joint_experts.cu`.
-const STAGE_PAIRS: usize = 4;
-/// Threadgroup memory for its stages, at most: two groups find room.
-const MOST_JOINT_DOWN: usize = 60 << 10;
+/// Threadgroup memory for what their warps have of experts, at most: two groups find room.
+const MOST_JOINT_DOWN: usize = 52 << 10;
 
 /// Blocks of an expert's gate and up that a group makes, those that end soonest where `multiprocessors` have
 /// `GATE_UP_GROUPS` each: a group rounds its row and chooses its expert once.
@@ -277,11 +273,10 @@ impl Lowering<'_> {
     fn joint_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
         let down = &e.parts[2];
         let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
-        let [each, entered] = self.copied(choice, down)?;
+        let [each, _] = self.copied(choice, down)?;
         let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
-        let stages = if down.matrix.dtype == DType::Q4_K { 3 } else { 2 };
-        let taken = stages * STAGE_PAIRS * (each + entered) + pairs * WARPS * size_of::<f32>();
-        let suits = (LEAST_JOINT_ROWS..=MOST_JOINT_ROWS).contains(&self.rows)
+        let taken = WARPS * each + pairs * WARPS * size_of::<f32>();
+        let suits = self.rows <= MOST_JOINT_ROWS
             && groups >= JOINT_GROUPS
             && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)
             && taken <= MOST_JOINT_DOWN;
