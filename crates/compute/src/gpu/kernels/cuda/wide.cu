@@ -182,8 +182,8 @@ struct DownJob : ExpertJob {
 // x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows).
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     NAME(wide_linear)(const u8* x, const float* scale, const u8* plane0, const u8* plane1, const u8* plane2,
-                     const float* bias, const float* residual, float* out,
-                     const __grid_constant__ WideLinearConstants c) {
+                      const float* bias, const float* residual, float* out,
+                      const __grid_constant__ WideLinearConstants c) {
 #if HAS_WARPGROUPS
     extern __shared__ u8 shared[];
     const LinearJob<false> job = {x, plane0, plane1, plane2, scale, bias, residual, out, c};
@@ -194,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // The same where a cluster has a tile: its blocks `c.slices` slices of the columns.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     NAME(wide_linear_sliced)(const u8* x, const float* scale, const u8* plane0, const u8* plane1, const u8* plane2,
-                            const float* bias, const float* residual, float* out,
-                            const __grid_constant__ WideLinearConstants c) {
+                             const float* bias, const float* residual, float* out,
+                             const __grid_constant__ WideLinearConstants c) {
 #if HAS_WARPGROUPS
     extern __shared__ u8 shared[];
     const LinearJob<true> job = {x, plane0, plane1, plane2, scale, bias, residual, out, c};
@@ -214,12 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool gated = own.activation != SQUARED_RELU;
     const u32 row_tiles = (own.up.rows + (gated ? ROWS / 2 : ROWS) - 1) / (gated ? ROWS / 2 : ROWS);
     const GateUpJob job = {{x, scale, list, tiles, slots, table, own.up.format.cols, row_tiles, c.tiles},
-                           weights,
-                           gate_bias,
-                           up_bias,
-                           out,
-                           own,
-                           gated};
+                           weights, gate_bias, up_bias, out, own, gated};
     multiply(job, shared, own.up.format);
 #endif
 }

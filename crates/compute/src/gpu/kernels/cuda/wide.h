@@ -2,11 +2,10 @@
 // grouped by expert.
 //
 // A tile is 192 weight rows × up to 160 tokens, of linear layers 176. Each of three warp groups unpacks 64 rows, 128 columns a step,
-// straight into
-// registers, as the left side of its products; tokens are the right side, in shared memory, where bulk copies put them two
-// steps ahead. Groups wait for copies only, not for each other: while one unpacks, the others multiply. A
-// block goes on from tile to tile, and loads the next one's weights and tokens before it stores results. Where tiles are too few to
-// keep a device busy, the blocks of a cluster share one: each has a slice of the columns, and results of a part of the tokens.
+// straight into registers, as the left side of its products; tokens are the right side, in shared memory, where bulk copies put
+// them two steps ahead. Groups wait for copies only, not for each other: while one unpacks, the others multiply. A block goes on
+// from tile to tile, and loads the next one's weights and tokens before it stores results. Where tiles are too few to keep a device
+// busy, the blocks of a cluster share one: each has a slice of the columns, and results of a part of the tokens.
 //
 // x comes as `wide_tokens.cu` writes it. The sum over columns, or over each slice of them and then over slices, runs in one order
 // whatever else is in the batch: a token's result depends on its own row only. Compiled once for each encoding: DTYPE.
