@@ -28,10 +28,13 @@ impl Pool {
         if items <= self.items || self.item == 0 {
             return Ok(false);
         }
+        // What was there makes room first; the pool has a buffer of its own even if there is too little then.
+        let empty = device.alloc(4)?;
         device.free(self.buffer);
-        self.items = 0;
+        (self.buffer, self.items) = (empty, 0);
         self.buffer = device.alloc(items * self.item)?;
         self.items = items;
+        device.free(empty);
         Ok(true)
     }
 
@@ -202,6 +205,19 @@ fn write<'a>(
 mod tests {
     use super::*;
     use crate::gpu::emulator::Emulator;
+
+    #[test]
+    fn a_pool_that_finds_no_memory_has_no_buffer_of_others() {
+        const ITEM: usize = 96;
+        let mut device = Emulator::new(5).with_memory(8 * ITEM as u64);
+        let mut pool = Pool::new(&mut device, ITEM).unwrap();
+        assert!(pool.renew(&mut device, 100).is_err());
+        let other = device.alloc(4).unwrap();
+        assert_ne!(pool.slice(), Slice::from(other));
+        assert!(pool.renew(&mut device, 3).unwrap());
+        device.upload(other.into(), &[7; 4]).unwrap();
+        assert_eq!(pool.items, 3);
+    }
 
     /// A device's memory is what others left in it.
     #[test]
