@@ -51,6 +51,7 @@ struct GateUpMemory {
     SPTR(uint) words;
     SPTR(float) scales;
     SPTR(float) scratch;
+    // (blocks, 2, 32): sums of gates and ups.
     SPTR(float) block;
 };
 
@@ -110,16 +111,13 @@ DEVICE bool has_gate(const GateUpConstants c) { return c.activation.kind != SQUA
 // `activated` where it is not what most models have.
 SELDOM float activated_otherwise(const Activation how, float gate, float up) { return activated(how, gate, up); }
 
-// The product of gate and up of a row from their sums, the up's eight lanes on.
-DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate,
-                   float sum) {
+// The product of gate and up of a row from their sums.
+DEVICE float gated(const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, float gate, float up) {
     if (c.has_bias) {
-        const bool gate = is_gate && has_gate(c);
-        sum += gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.up.rows + row];
+        if (has_gate(c)) gate += b.gate_bias[expert * c.gate.rows + row];
+        up += b.up_bias[expert * c.up.rows + row];
     }
-    if (!has_gate(c)) return activated_otherwise(c.activation, 0.0f, sum);
-    const float up = lane_xor(ctx, sum, 8u);
-    return c.activation.kind == SWIGLU ? silu(sum) * up : activated_otherwise(c.activation, sum, up);
+    return c.activation.kind == SWIGLU ? silu(gate) * up : activated_otherwise(c.activation, gate, up);
 }
 
 // R rows of gate and of up, in turn; 2R of up if there is no gate.
@@ -141,20 +139,26 @@ SELDOM void write_choice(CTX, const RouteConstants c, GPTR(const float) logits,
     if (ctx.thread() == 0) weigh_chosen(ctx, c, r, poison, ids, weights);
 }
 
-// Rows `in` and in + 1 of each warp, or up to in + 3 without a gate, of blocks from `first_block` on: gates in lanes 0 and 16,
-// their ups eight lanes on.
-template <uint D>
-DEVICE void gate_up_pass(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const PairExpert of,
-                         float factor, uint first_block, uint in) {
+// A warp's sums of rows of `blocks` blocks from `first_block` on: m.block gets 32 gates of each, then 32 ups. Where IS_SHORT, a lane
+// has a piece of a row at most, whose activations it keeps.
+template <uint D, bool IS_SHORT>
+DEVICE void gate_up_sums(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, uint slot,
+                         uint first_block, uint blocks) {
     const LocalActivations x = {m.words, m.scales};
-    const uint each = has_gate(c) ? 16 : 8, first = ctx.warp() * 4 + in;
-    const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first_block * 32 + first);
-    const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
-    const Sums<4> dots = lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
-    const float sum = product_of(team_sums<4>(ctx, dots, 32), factor);
-    const uint own = first + ctx.lane() / each;
-    const float v = gated(ctx, c, b, of.expert, first_block * 32 + own, ctx.lane() % 16 < 8, sum);
-    if (ctx.lane() % each == 0) m.block[own] = v;
+    const bool gates = has_gate(c), is_within = ctx.lane() < pieces_of<D>(c.gate.format);
+    const uint own = is_within ? ctx.lane() : 0, step = gates ? 2 : 4, which = ctx.lane() / 8;
+    Chunk k;
+    if (IS_SHORT) k = chunk_of<D>(x, own);
+    for (uint i = 0; i < 4 * blocks; i += step) {
+        const uint in = ctx.warp() * 4 + i % 4;
+        const Rows<4> rows = gate_up_rows<2>(c, b.slots, slot, (first_block + i / 4) * 32 + in);
+        const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
+        const Sums<4> dots = IS_SHORT ? short_dots<D, 4, 1>(raws, k, own, is_within)
+                                      : lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
+        const float sum = team_sums<4>(ctx, dots, 32);
+        const uint to = gates ? which % 2 * 32 + which / 2 : 32 + which;
+        if (ctx.lane() % 8 == 0) m.block[i / 4 * 64 + to + in] = sum;
+    }
 }
 
 // Brings four rows of gate and of up nearer.
@@ -208,13 +212,14 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     if (c.weighs) factor *= b.weights[pair];
     const uint blocks = all - first_block < c.blocks ? all - first_block : c.blocks;
     prefetch_rows(ctx, c, b, of.slot, first_block * 32 + ctx.warp() * 4);
-    const uint step = has_gate(c) ? 2 : 4;
-    for (uint i = 0; i < 4 * blocks; i += step)
-        gate_up_pass<D>(ctx, c, b, m, of, factor, first_block, i / 4 * 32 + i % 4);
+    if (pieces_of<D>(c.gate.format) <= 32) gate_up_sums<D, true>(ctx, c, b, m, of.slot, first_block, blocks);
+    else gate_up_sums<D, false>(ctx, c, b, m, of.slot, first_block, blocks);
     barrier(ctx);
     if (ctx.warp() >= blocks) return;
-    const ulong to = (ulong)pair * c.gate.rows + (first_block + ctx.warp()) * 32;
-    quantize_block(ctx, m.block[ctx.warp() * 32 + ctx.lane()], b.bytes + to, b.scales + to / 32 * 2);
+    const uint row = (first_block + ctx.warp()) * 32, own = ctx.warp() * 64 + ctx.lane();
+    const float gate = has_gate(c) ? product_of(m.block[own], factor) : 0.0f, up = product_of(m.block[own + 32], factor);
+    const ulong to = (ulong)pair * c.gate.rows + row;
+    quantize_block(ctx, gated(c, b, of.expert, row + ctx.lane(), gate, up), b.bytes + to, b.scales + to / 32 * 2);
 }
 
 struct DownConstants {
@@ -337,7 +342,7 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
         SHARED(uint, words, MOST_COLUMNS / 4);                                                                    \
         SHARED(float, x_scales, MOST_COLUMNS / 16);                                                               \
         SHARED(float, scratch, 8);                                                                                \
-        SHARED(float, block, 32 * MOST_BLOCKS);                                                                   \
+        SHARED(float, block, 64 * MOST_BLOCKS);                                                                   \
         SHARED(float, scores, MAX_EXPERTS);                                                                       \
         SHARED(uint, keys, MAX_EXPERTS);                                                                          \
         SHARED(uint, group_keys, MAX_EXPERTS);                                                                    \

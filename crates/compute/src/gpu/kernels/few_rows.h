@@ -105,13 +105,19 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
                                      entering(ctx, c.norm, from, norm, cols));
     const LocalActivations x = {m.words, m.scales};
     constexpr uint LANES = 32 / N;
+    // Of rows of which a lane has a piece at most.
+    const bool is_within = ctx.lane() < pieces_of<D>(part.format);
+    const uint piece = is_within ? ctx.lane() : 0;
+    Chunk k;
+    if (P == 1) k = chunk_of<D>(x, piece);
     for (uint base = begin; base < end; base += S * N) {
 #pragma unroll
         for (uint s = 0; s < S; ++s) {
             const uint row = base + s * N;
             if (row >= end) break;
             const Rows<N> rows = rows_at<N>(part, b.weights, row);
-            const Sums<N> dots = lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x);
+            const Sums<N> dots = P == 1 ? short_dots<D, N, P>(raws[s], k, piece, is_within)
+                                        : lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x);
             float sum = product_of(team_sums<N>(ctx, dots, 32), factor);
             // What is made next is read meanwhile.
             if (row + S * N < end)

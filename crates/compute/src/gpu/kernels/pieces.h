@@ -174,9 +174,10 @@ DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     if (D == Q4_K || D == Q5_K) {
         const uint head = D == Q4_K ? 16 : 48;
         const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * (head + 128);
+        const GPTR(const uchar) nibbles = b + (head + 32 * (p % 4));
         r.a = load_u32x4(b, 0);
-        r.b = load_u32x4(b, head + 32 * (p % 4));
-        r.c = load_u32x4(b, head + 32 * (p % 4) + 16);
+        r.b = load_u32x4(nibbles, 0);
+        r.c = load_u32x4(nibbles, 16);
         if (D == Q5_K) {
             r.d = load_u32x4(b, 16);
             r.e = load_u32x4(b, 32);
@@ -448,4 +449,16 @@ DEVICE float team_sums(CTX, const Sums<N> sums, uint team) {
 // Asks for `bytes` bytes from p on.
 DEVICE void warp_prefetch(CTX, GPTR(const uchar) p, uint bytes) {
     if (ctx.lane() == 0) prefetch(p, bytes);
+}
+
+// The same of rows of 32 pieces at most, of which a lane has piece p, if it is within them, with its activations k.
+template <uint D, uint N, uint P>
+DEVICE Sums<N> short_dots(const Raws<N, P> r, const Chunk k, uint p, bool is_within) {
+    Sums<N> sums;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) {
+        const float sum = 0.0f + piece_dot<D>(r.raw[n][0], k, p);
+        sums.v[n] = is_within ? sum : 0.0f;
+    }
+    return sums;
 }
