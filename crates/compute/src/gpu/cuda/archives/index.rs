@@ -160,8 +160,8 @@
     unit!("block_attention", "278f0dcb35b8eb16", ["block_attention_128", "block_attention_64"]),
     unit!("latent_products", "6d7f14a23a2a245d", ["latent_enter", "latent_products"]),
     unit!("tensor_decode", "a58812bcb987796a", ["tensor_decode_128", "tensor_decode_128_beside", "tensor_decode_128_beside_q8_0", "tensor_decode_128_q8_0", "tensor_decode_64", "tensor_decode_64_q8_0"]),
-    unit!("early", "183cdd211c4a1cb5", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
-    unit!("joint_rows", "3b71809edb70727d", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
-    unit!("joint_experts", "fe9392f64c123471", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("early", "36935413a0fc8169", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
+    unit!("joint_rows", "a99e5d7b20e58449", ["joint_products_affine4", "joint_products_affine8", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
+    unit!("joint_experts", "3a56969fb6a87023", ["joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
     unit!("meet", "34dbc223d7ea0d49", ["meet"]),
 ]

@@ -47,6 +47,15 @@ DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar
 #endif
 }
 
+// Starts a thread's copy of 8 or 16 bytes to shared memory, and waits for all that it has started.
+template <uint BYTES>
+DEVICE void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from),
+                 "n"(BYTES)
+                 : "memory");
+}
+DEVICE void await_async() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
 DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }
 

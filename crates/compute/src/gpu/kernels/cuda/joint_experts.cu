@@ -7,6 +7,8 @@
 
 // Tokens, and their pairs, at most; warps of a group, and rows of an expert that it takes.
 CONSTANT uint JOINT_TOKENS = 8, JOINT_PAIRS = JOINT_TOKENS * WARP_CHOSEN, JOINT_WARPS = 8, JOINT_ROWS = 8;
+// Of those rows, what is copied at once.
+CONSTANT uint HALF_ROWS = JOINT_ROWS / 2;
 
 // The pairs of all tokens, those of an expert beside each other.
 struct JointPairs {
@@ -69,7 +71,7 @@ struct JointDownConstants {
 };
 
 struct JointDownMemory {
-    // (JOINT_WARPS): rows of an expert that a warp has or waits for.
+    // (JOINT_WARPS): rows of an expert that a warp has or waits for, and for both halves who counts their copies.
     uchar* rows;
     ulong* bars;
     // (pairs, JOINT_ROWS): the product of each pair and row; (pairs): what pairs count.
@@ -77,15 +79,31 @@ struct JointDownMemory {
     float* weights;
 };
 
-// JOINT_ROWS rows of down · x for a pair, of which a lane has piece `lane` of its activations: two rows a team at once.
+// Copies are of whole sixteen bytes: where half of the rows are not, the second half begins with bytes of the first.
+struct HalfCopy {
+    // Where it begins in the rows' bytes, how many it has, and where it lies in a warp's memory.
+    uint from, bytes, to;
+};
+
+DEVICE HalfCopy half_copy(uint stride, uint half) {
+    const uint middle = HALF_ROWS * stride, begin = middle & ~15u, end = (middle + 15) & ~15u;
+    if (half == 0) return HalfCopy{0, end, 0};
+    return HalfCopy{begin, JOINT_ROWS * stride - begin, end};
+}
+
+// Bytes of a warp's memory.
+DEVICE uint warp_rows(uint stride) { return JOINT_ROWS * stride + 16; }
+
+// HALF_ROWS rows of down · x from `first` on for a pair, of which a lane has piece `lane` of its activations: two rows a team at
+// once.
 template <uint D, uint TEAM>
-DEVICE void pair_rows(CTX, const Part& part, const uchar* rows, const Chunk& k, float* products) {
+DEVICE void pair_rows(CTX, const Part& part, const uchar* rows, uint first, const Chunk& k, float* products) {
     constexpr uint N = 2, TEAMS = 32 / TEAM;
     const uint lane = ctx.lane() % TEAM, stride = part.format.strides[0];
     const bool is_within = lane < pieces_of<D>(part.format);
     const PieceDots begun = begun_dots<D>(k);
 #pragma unroll 1
-    for (uint row = ctx.lane() / TEAM; row < JOINT_ROWS; row += N * TEAMS) {
+    for (uint row = first + ctx.lane() / TEAM; row < first + HALF_ROWS; row += N * TEAMS) {
         Sums<N> sums;
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
@@ -99,23 +117,25 @@ DEVICE void pair_rows(CTX, const Part& part, const uchar* rows, const Chunk& k, 
 }
 
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows). A
-// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for its expert's rows, and asks for those of
-// its next one when it has multiplied them, while other warps multiply. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
+// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for half of its expert's rows, and asks for
+// those of its next one when it has multiplied them. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
 template <uint D>
 DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
                         const JointDownMemory& m, const JointPairs& pairs) {
-    const uint count = c.tokens * c.route.top_k, bytes = JOINT_ROWS * c.part.format.strides[0];
+    const uint count = c.tokens * c.route.top_k, stride = c.part.format.strides[0];
     const uint cols = c.part.format.cols, pieces = pieces_of<D>(c.part.format);
-    uchar* const rows = m.rows + ctx.warp() * bytes;
-    ulong* const bar = m.bars + ctx.warp();
-    if (ctx.thread() < JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
+    uchar* const rows = m.rows + ctx.warp() * warp_rows(stride);
+    ulong* const bars = m.bars + 2 * ctx.warp();
+    if (ctx.thread() < 2 * JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
     list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
-    const auto ask = [&](uint at) {
+    const auto ask = [&](uint at, uint half) {
         if (at >= count) return;
         const Row from = expert_row(b.slots, pairs.slots[at], c.part, ctx.group_x() * JOINT_ROWS);
-        copy_ahead(ctx, rows, from.plane0, bytes, bar);
+        const HalfCopy copy = half_copy(stride, half);
+        copy_ahead(ctx, rows + copy.to, from.plane0 + copy.from, copy.bytes, bars + half);
     };
-    ask(ctx.warp());
+    ask(ctx.warp(), 0);
+    ask(ctx.warp(), 1);
     after_previous(ctx);
     if (ctx.thread() < count) m.weights[ctx.thread()] = c.weighs ? b.weights[ctx.thread()] : 1.0f;
     const ulong to = (ulong)ctx.lane() * c.part.rows + ctx.group_x() * JOINT_ROWS + ctx.warp();
@@ -135,13 +155,18 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
     for (uint at = ctx.warp(); at < count; at += JOINT_WARPS) {
         const Chunk k = next;
         next = activations(at + JOINT_WARPS);
-        await_copies(bar, parity);
-        __syncwarp();
         float* const products = m.products + pairs.listed[at] * JOINT_ROWS;
-        if (is_short) pair_rows<D, 16>(ctx, c.part, rows, k, products);
-        else pair_rows<D, 32>(ctx, c.part, rows, k, products);
-        __syncwarp();
-        ask(at + JOINT_WARPS);
+#pragma unroll 1
+        for (uint half = 0; half < 2; ++half) {
+            await_copies(bars + half, parity);
+            __syncwarp();
+            const HalfCopy copy = half_copy(stride, half);
+            const uchar* const own = rows + (copy.to - copy.from);
+            if (is_short) pair_rows<D, 16>(ctx, c.part, own, half * HALF_ROWS, k, products);
+            else pair_rows<D, 32>(ctx, c.part, own, half * HALF_ROWS, k, products);
+            __syncwarp();
+            ask(at + JOINT_WARPS, half);
+        }
         parity ^= 1;
     }
     barrier(ctx);
@@ -161,11 +186,11 @@ extern __shared__ __align__(128) uchar dynamic[];
     KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),             \
                  (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),  \
                  (float, out), (const float, logits)) {                                                         \
-        SHARED(ulong, bars, JOINT_WARPS);                                                                       \
+        SHARED(ulong, bars, 2 * JOINT_WARPS);                                                                   \
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
         JOINT_MEMORY(pairs);                                                                                    \
         const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
-        float* const products = (float*)(dynamic + JOINT_WARPS * JOINT_ROWS * c.part.format.strides[0]);        \
+        float* const products = (float*)(dynamic + JOINT_WARPS * warp_rows(c.part.format.strides[0]));          \
         const JointDownMemory m = {dynamic, bars, products, own_weights};                                       \
         joint_down8<D>(ctx, c, b, logits, m, pairs);                                                            \
     }

@@ -21,15 +21,17 @@ struct JointProductBuffers {
     const float* residual;
 };
 
-// Brings activations (tokens, cols) to shared memory: words, then scales.
+// Brings activations (tokens, cols) to shared memory: words, then scales. A warp asks for all of its tokens' before it waits.
 DEVICE void enter_joint(CTX, const JointProductBuffers& b, uint cols, uint tokens, uint* words, float* scales) {
-    const uint quads = cols / 16;
-    for (uint i = ctx.thread(); i < tokens * quads; i += ctx.threads()) {
-        const uint token = i / quads, quad = i % quads;
-        const uint4 v = *(const uint4*)(b.bytes + 16 * (ulong)i);
-        *(uint4*)(words + token * pair_words(cols) + quad_at(quad) * 4) = v;
-        scales[i] = b.scales[i];
+    for (uint token = ctx.warp(); token < tokens; token += ctx.warps()) {
+        const uchar* const bytes = b.bytes + (ulong)token * cols;
+        uint* const to = words + token * pair_words(cols);
+        for (uint quad = ctx.lane(); quad < cols / 16; quad += 32)
+            copy_async<16>(to + quad_at(quad) * 4, bytes + 16 * quad);
+        const uint first = token * (cols / 16);
+        for (uint i = 2 * ctx.lane(); i < cols / 16; i += 64) copy_async<8>(scales + first + i, b.scales + first + i);
     }
+    await_async();
 }
 
 // Rows that a warp has asked for before it reads them.

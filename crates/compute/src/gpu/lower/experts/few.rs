@@ -8,7 +8,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::{EARLY_UNIT, JOINT_EXPERTS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
-use crate::gpu::lower::linear::MOST_JOINT_ROWS;
+use crate::gpu::lower::linear::{COPY_UNIT, MOST_JOINT_ROWS};
 use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{ExpertMlp, ExpertSetId, Routing, Score, Value, Weighted};
@@ -275,7 +275,7 @@ impl Lowering<'_> {
         let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
         let [each, _] = self.copied(choice, down)?;
         let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
-        let taken = WARPS * each + pairs * WARPS * size_of::<f32>();
+        let taken = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
         let suits = self.rows <= MOST_JOINT_ROWS
             && groups >= JOINT_GROUPS
             && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)

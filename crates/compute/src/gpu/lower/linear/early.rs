@@ -8,7 +8,7 @@ use crate::gpu::lower::context::{Lowering, Product, WARPS};
 /// Threadgroup memory for copies, at most: with what kernels have besides, no more than a group gets without asking.
 const MOST_COPIED: usize = 44 << 10;
 /// Copies begin and end at such bytes.
-pub(super) const COPY_UNIT: usize = 16;
+pub(in crate::gpu::lower) const COPY_UNIT: usize = 16;
 
 impl Lowering<'_> {
     /// The end of the kernel's name for products of one input, of `span` rows a warp each, and what it takes of threadgroup

@@ -12,6 +12,7 @@ mod tensor;
 mod wide;
 
 pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
+pub(super) use self::early::COPY_UNIT;
 pub(super) use self::joint::MOST_JOINT_ROWS;
 pub(super) use self::wide::{Division, width};
 
