@@ -53,7 +53,7 @@ arguments! {
 
     ["attention.h" CombineConstants]
     /// Of `combine`.
-    CombineConstants { splits: usize, value_dim: usize }
+    CombineConstants { splits: usize, value_dim: usize, rounds: bool, heads: usize }
 
     ["attention.h" UnpackPagesConstants]
     /// Of `unpack_pages`.
@@ -103,6 +103,7 @@ arguments! {
         has_sinks: bool,
         appends: bool,
         attends: bool,
+        rounds: bool,
     }
 
     ["cuda/flash_attention.cu" AttentionConstants]

@@ -1,6 +1,7 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
 #include "cached8.h"
 #include "quads.h"
+#include "quantize.h"
 #include "scores.h"
 #include "seen.h"
 #include "sequences.h"
@@ -176,11 +177,15 @@ KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, key
 
 struct CombineConstants {
     uint splits, value_dim;
+    // Whether results are rounded to eight bits too, and heads of a row.
+    uint rounds, heads;
 };
 
 // Puts the splits of each head together: parts (heads, splits, value_dim) and stats (heads, splits, 2) → out (heads,
-// value_dim), heads being those of all rows. A split without keys counts nothing; NaN passes. A group does one head.
-KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (float, out)) {
+// value_dim), heads being those of all rows; rounded as `bytes`, `scales` and `factors` say if `rounds`. A split without keys
+// counts nothing; NaN passes. A group does 32 channels of a head.
+KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (float, out), (uchar, bytes), (float, scales),
+       (float, factors)) {
     // (4, 32): parts of sums.
     SHARED(float, sums, 128);
     constexpr uint AT_ONCE = 8;
@@ -225,7 +230,11 @@ KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (f
     if (ctx.warp() != 0 || channel >= c.value_dim) return;
     mixed = 0.0f;
     for (uint i = 0; i < 4; ++i) mixed += sums[32 * i + ctx.lane()];
-    out[head * c.value_dim + channel] = mixed / total;
+    const float v = mixed / total;
+    const ulong at = head * c.value_dim + channel;
+    out[at] = v;
+    const RoundedRows rounded = {bytes, scales, factors};
+    if (c.rounds) round_block(ctx, v, rounded, at - ctx.lane(), c.heads * c.value_dim);
 }
 
 struct PrepareConstants {

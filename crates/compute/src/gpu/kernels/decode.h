@@ -2,6 +2,7 @@
 // appending to the cache and attention in one dispatch. Several tokens of one sequence take two.
 #include "cached8.h"
 #include "heads.h"
+#include "quantize.h"
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
 // score of key s / G and query s % G, s = l / (TEAM / (U · G)).
@@ -121,7 +122,7 @@ DEVICE void ask_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const 
 }
 
 template <uint DIM, uint G, uint KV>
-DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
+DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const RoundedRows rounded, const DecodeMemory m) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4, WARPS = 8;
     constexpr float LOG2_E = 1.44269504f;
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
@@ -255,7 +256,10 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
             mixed += m.mixed[(w * G + h) * DIM + d] * factor;
         }
         const ulong head = (ulong)row * c.heads + head0 + h;
-        b.out[(head * c.splits + split) * DIM + d] = c.splits == 1 ? mixed / sum : mixed;
+        const float v = c.splits == 1 ? mixed / sum : mixed;
+        b.out[(head * c.splits + split) * DIM + d] = v;
+        // A warp has a block.
+        if (c.rounds) round_block(ctx, v, rounded, head * DIM + d - lane, c.heads * DIM);
         if (c.splits > 1 && d == 0) {
             b.stats[(head * c.splits + split) * 2] = best / LOG2_E;
             b.stats[(head * c.splits + split) * 2 + 1] = sum;
@@ -264,19 +268,21 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
 }
 
 // q (rows, heads · DIM), k and v (rows, kv_heads · DIM), a cache of KV. A group, of eight warps, does G queries of a key head.
-// Grid: (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
+// Grid: (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`, rounded as `bytes`, `scales` and `factors` say if
+// `rounds`; the newest key is in the last split.
 #define DECODE(kv, KV, DIM, G)                                                                                         \
     KERNEL_AHEAD(decode_##DIM##_##G##kv, DecodeConstants, (const float, q), (const float, k), (const float, v),        \
                  (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
                  (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
-                 (float, out)) {                                                                                       \
+                 (float, out), (uchar, bytes), (float, scales), (float, factors)) {                                    \
         SHARED(float, heads, (G + 2) * DIM);                                                                           \
         SHARED(float, mixed, 8 * G * DIM);                                                                             \
         SHARED(float, maxima, 8 * G);                                                                                  \
         SHARED(float, sums, 8 * G);                                                                                    \
         const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
         const DecodeMemory m = {heads, mixed, maxima, sums};                                                           \
-        decode<DIM, G, KV>(ctx, c, b, m);                                                                              \
+        const RoundedRows rounded = {bytes, scales, factors};                                                          \
+        decode<DIM, G, KV>(ctx, c, b, rounded, m);                                                                     \
     }
 
 #define DECODES(kv, KV)    \

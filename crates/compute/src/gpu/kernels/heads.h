@@ -23,6 +23,8 @@ struct DecodeConstants {
     // Whether keys and values are appended to the cache, and whether queries attend. Rows of one sequence see each other's keys:
     // one dispatch appends all of them, and attends no query, before others attend.
     uint appends, attends;
+    // Whether what comes out is rounded to eight bits too, where it is not in parts.
+    uint rounds;
 };
 
 // A head of DIM channels, normalised and rotated, by a warp.

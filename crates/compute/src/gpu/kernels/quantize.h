@@ -2,6 +2,14 @@
 #pragma once
 #include "dialect.h"
 
+// Rows in eight bits: bytes (rows, cols), of each block of 32 its scale and scaled sum, and by what products of each row are to be
+// multiplied.
+struct RoundedRows {
+    GPTR(uchar) bytes;
+    GPTR(float) scales;
+    GPTR(float) factors;
+};
+
 // Rounds a block, one element a lane, to eight bits.
 DEVICE void quantize_block(CTX, float v, GPTR(uchar) bytes, GPTR(float) scales) {
     const uint most = lane_max(ctx, as_uint(v) & 0x7fffffffu);
@@ -17,4 +25,10 @@ DEVICE void quantize_block(CTX, float v, GPTR(uchar) bytes, GPTR(float) scales) 
         scales[0] = d;
         scales[1] = d * sum;
     }
+}
+
+// The block of elements from `at` on, one a lane, of rows of `cols` that are rounded as they are.
+DEVICE void round_block(CTX, float v, const RoundedRows to, ulong at, uint cols) {
+    quantize_block(ctx, v, to.bytes + at, to.scales + at / 32 * 2);
+    if (ctx.lane() == 0 && at % cols == 0) to.factors[at / cols] = 1.0f;
 }

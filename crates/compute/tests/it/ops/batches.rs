@@ -196,6 +196,33 @@ fn sequences_have_the_same_bits_beside_any_others() {
     assert_same_bits(&parts, &all, &case.name);
 }
 
+/// What a product of several rows takes in eight bits is rounded where attention ends, of a row alone where the product begins.
+#[test]
+fn what_attention_rounds_has_the_bits_of_single_rows() {
+    const SEQUENCES: usize = 12;
+    for (name, device) in batch_invariant_devices() {
+        // CUDA reads a weight once for up to eight rows if it is large; the emulator has batches from nine rows on.
+        let (heads, rows, together) = if name == CUDA { (16, 1024, 8) } else { (4, 32, SEQUENCES) };
+        let mut r = Recorder::new(3);
+        let [q, k, v] = [heads, heads / 2, heads / 2].map(|heads| r.input(heads * 128));
+        let mixed = r.graph.attention(q, k, v, Attention::grouped(heads, heads / 2, 128, 0.15)).unwrap();
+        let weight = r.matrix(DType::Q4_K, rows, heads * 128);
+        let out = r.graph.linear(mixed, weight, None, Precision::Fast).unwrap();
+        let case = Case { batching: Batching::Lengths(&[3; SEQUENCES]), ..r.case(name, out).of("Attention") };
+        let schedule = |each: usize| {
+            let parts = (0..SEQUENCES).step_by(each).map(|first| first..SEQUENCES.min(first + each));
+            let tokens = (0..3).flat_map(|_| parts.clone());
+            Schedule {
+                batches: tokens.map(|part| part.map(|sequence| (sequence, 1)).collect()).collect(),
+                stride: 1,
+            }
+        };
+        let mut executable = compile(&case, &device(1), MODES[1]);
+        let [alone, all] = [1, together].map(|each| run_all(&case, &mut *executable, &schedule(each)));
+        assert_same_bits(&all, &alone, name);
+    }
+}
+
 /// Single tokens attend to keys and values of eight bits by kernels of their own, which round them as those of batches do.
 #[test]
 fn single_tokens_read_and_write_the_same_eight_bits() {

@@ -189,10 +189,77 @@ impl Lowering<'_> {
 
     /// Puts the splits of attention together, of so many heads of all rows.
     pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
-        let constants = CombineConstants { splits, value_dim };
+        self.combine_rounded(buffers, [heads, heads], splits, value_dim, None);
+    }
+
+    /// The same for heads of all rows and of one, also rounded to eight bits if there is a place for it.
+    pub(super) fn combine_rounded(
+        &mut self,
+        [parts, stats, out]: [Slice; 3],
+        [heads, of_row]: [usize; 2],
+        splits: usize,
+        value_dim: usize,
+        rounded: Option<[Slice; 3]>,
+    ) {
+        let constants = CombineConstants { splits, value_dim, rounds: rounded.is_some(), heads: of_row };
+        let [bytes, scales, factors] = rounded.unwrap_or([out; 3]);
+        let buffers = [parts, stats, out, bytes, scales, factors];
         let launch =
             Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants: &constants };
         let dispatch = launch.over([heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
         self.run.push(dispatch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::arguments::{BatchEnterConstants, NormConstants};
+    use crate::gpu::device::Device;
+    use crate::gpu::emulator::Emulator;
+
+    /// What is put together is rounded as it is where it enters a product: codes, scales and factors.
+    #[test]
+    fn splits_put_together_are_rounded_as_products_round() {
+        const ROWS: usize = 3;
+        const HEADS: usize = 2;
+        const DIM: usize = 96;
+        const SPLITS: usize = 5;
+        const COLS: usize = HEADS * DIM;
+        let floats = |n: usize, seed: usize| -> Vec<u8> {
+            let values = (0..n).map(|i| ((i * 37 + seed * 11) % 101) as f32 * 0.13 - 5.0);
+            values.flat_map(f32::to_le_bytes).collect()
+        };
+        let stats: Vec<u8> = (0..2 * ROWS * HEADS * SPLITS)
+            .flat_map(|i| if i % 2 == 0 { (i % 7) as f32 } else { 0.5 + (i % 3) as f32 }.to_le_bytes())
+            .collect();
+        for mut device in [Emulator::new(5), Emulator::new(6).metal()] {
+            let mut uploaded = |bytes: &[u8]| {
+                let buffer = device.alloc(bytes.len()).unwrap();
+                device.upload(buffer.into(), bytes).unwrap();
+                Slice::from(buffer)
+            };
+            let sizes = [COLS, COLS / 4, 4].map(|bytes| ROWS * bytes);
+            let own = sizes.map(|bytes| uploaded(&vec![0x55; bytes]));
+            let expected = sizes.map(|bytes| uploaded(&vec![0xaa; bytes]));
+            let parts = uploaded(&floats(ROWS * HEADS * SPLITS * DIM, 1));
+            let [stats, out] = [uploaded(&stats), uploaded(&vec![0; ROWS * COLS * 4])];
+            let constants = CombineConstants { splits: SPLITS, value_dim: DIM, rounds: true, heads: HEADS };
+            let buffers = [parts, stats, out, own[0], own[1], own[2]];
+            let combine =
+                Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants: &constants };
+            let buffers = [out, out, expected[0], expected[1], expected[2]];
+            let constants = BatchEnterConstants { norm: NormConstants::default(), cols: COLS };
+            let enter =
+                Launch { unit: "batch", kernel: "batch_enter", buffers: &buffers, constants: &constants };
+            let combine = combine.over([ROWS * HEADS, DIM / 32, 1], ATTENTION_THREADS);
+            device.run(&[combine, enter.over([ROWS, 1, 1], 256)]).unwrap();
+            for ((own, expected), bytes) in own.into_iter().zip(expected).zip(sizes) {
+                let [mut got, mut wanted] = [vec![0; bytes], vec![0; bytes]];
+                device.download(own, &mut got).unwrap();
+                device.download(expected, &mut wanted).unwrap();
+                assert_eq!(got, wanted);
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::gpu::arguments::DecodeConstants;
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::kernels::TENSOR_DECODE_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, named};
-use crate::gpu::memory::Band;
+use crate::gpu::memory::{Band, SCALED_COLUMNS};
 use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, Value, WeightId};
 
@@ -57,10 +57,19 @@ impl Lowering<'_> {
         }
         if stepwise {
             // Rows see the keys of those before.
-            self.shape.bands().for_each(|band| self.decode_band(d, &band, Task::Append));
+            self.shape.bands().for_each(|band| self.decode_band(d, &band, Task::Append, None));
         }
         let task = if stepwise { Task::Attend } else { Task::Both };
-        self.shape.bands().for_each(|band| self.decode_band(d, &band, task));
+        // One kernel of those that are left rounds nothing.
+        let rounds = |band: Band| {
+            let DecodeKernel { unit, splits, .. } = self.decode_kernel(d.shape, &band);
+            splits > 1 || unit != TENSOR_DECODE_UNIT
+        };
+        let rounded = self.rounded_for_reader(d.out).filter(|_| self.shape.bands().all(rounds));
+        self.shape.bands().for_each(|band| self.decode_band(d, &band, task, rounded));
+        if rounded.is_some() {
+            self.entered = Some(d.out);
+        }
         true
     }
 
@@ -108,7 +117,8 @@ impl Lowering<'_> {
         DecodeKernel { unit, name, chunks, splits }
     }
 
-    fn decode_band(&mut self, d: &DecodeAttention<'_>, band: &Band, task: Task) {
+    /// Queues a band's dispatches; results are also rounded if there is a place for that.
+    fn decode_band(&mut self, d: &DecodeAttention<'_>, band: &Band, task: Task, rounded: Option<[Slice; 3]>) {
         let Attention { heads, kv_heads, head_dim, scale, .. } = *d.shape;
         let DecodeKernel { unit, name, chunks, splits } = self.decode_kernel(d.shape, band);
         // What appends needs a group a key head.
@@ -121,7 +131,12 @@ impl Lowering<'_> {
         let of_rows = |value: Value| self.value(value).at(floats(first * value.width()));
         let [q, k, v] = d.inputs.map(of_rows);
         let out = of_rows(d.out);
-        let buffers = [
+        let rounded = rounded.map(|[bytes, scales, factors]| {
+            let before = first * d.out.width();
+            [bytes.at(before), scales.at(floats(before / SCALED_COLUMNS * 2)), factors.at(floats(first))]
+        });
+        let [bytes, scales, factors] = rounded.unwrap_or([out; 3]);
+        let mut buffers = vec![
             q,
             k,
             v,
@@ -155,7 +170,11 @@ impl Lowering<'_> {
             has_sinks: d.sinks.is_some(),
             appends: task != Task::Attend,
             attends: task != Task::Append,
+            rounds: splits == 1 && rounded.is_some(),
         };
+        if unit == "decode" {
+            buffers.extend([bytes, scales, factors]);
+        }
         let rows = band.rows.len();
         let launch = Launch { unit, kernel: name, buffers: &buffers, constants: &constants };
         // Keys of rows before are read as soon as those of the cache.
@@ -164,7 +183,7 @@ impl Lowering<'_> {
         let dispatch = if self.f16_cache() { dispatch } else { named(dispatch, "q8_0") };
         self.run.push(Dispatch { order, ..dispatch });
         if splits > 1 {
-            self.combine([parts, stats, out], rows * heads, splits, head_dim);
+            self.combine_rounded([parts, stats, out], [rows * heads, heads], splits, head_dim, rounded);
         }
     }
 }

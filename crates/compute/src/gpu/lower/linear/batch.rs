@@ -6,9 +6,10 @@ use crate::gpu::arguments::{BatchEnterConstants, BatchPlainConstants, BatchProdu
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::BATCHED_UNIT;
-use crate::gpu::lower::bytes::encoding;
+use crate::gpu::lower::bytes::{MOST_COLUMNS, encoding};
 use crate::gpu::lower::context::{Launch, Lowering, Product, named};
 use crate::gpu::memory::{BatchScratch, SCALED_COLUMNS};
+use crate::gpu::steps::Step;
 use crate::graph::Value;
 
 const THREADS: u32 = 256;
@@ -58,6 +59,28 @@ impl Lowering<'_> {
         let constants = &BatchEnterConstants { norm: norm.into(), cols: x.width() };
         let launch = Launch { unit: "batch", kernel: "batch_enter", buffers: &buffers, constants };
         (entered, Some(launch.over([self.rows, 1, 1], THREADS)))
+    }
+
+    /// Where rows of `out` go in eight bits, if all that reads them is a product that takes them so.
+    pub(in crate::gpu::lower) fn rounded_for_reader(&self, out: Value) -> Option<[Slice; 3]> {
+        let mut readers = self.readers(out);
+        let (Some(&Step::Linear { x, weight, bias, residual, precision, out: to, .. }), None) =
+            (readers.next(), readers.next())
+        else {
+            return None;
+        };
+        let suits = x == out && residual != Some(out) && self.enters(weight, precision)?;
+        let spans = self.spans(&[Product { x, weight, bias, residual, precision, out: to }]);
+        let joint = || self.joint_shares(&spans, self.early_products(&spans).is_some()).is_some();
+        let takes = self.panel_scratch().is_none() && (self.enters_as_batch(x) || self.is_few() && joint());
+        let BatchScratch { bytes, scales, factors, .. } = self.memory.scratch.batch;
+        (suits && takes).then_some([bytes, scales, factors].map(Slice::from))
+    }
+
+    /// Whether products of `x` are those of a batch, for which it is brought into eight bits: wider rows have no room beside each
+    /// other.
+    pub(super) fn enters_as_batch(&self, x: Value) -> bool {
+        self.is_batch() && x.width() <= MOST_COLUMNS
     }
 
     /// Queues products of one input: a dispatch for each encoding.

@@ -10,7 +10,7 @@ use crate::gpu::arguments::{PlainConstants, ProductPart, ProductsConstants};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::EARLY_UNIT;
-use crate::gpu::lower::bytes::{MOST_COLUMNS, encoding};
+use crate::gpu::lower::bytes::encoding;
 use crate::gpu::lower::context::{DeferredNorm, Launch, Lowering, Product, WARPS, named};
 use crate::gpu::lower::tensor::kernels_for;
 use crate::gpu::memory::{ALIGNMENT, DeviceWeight, FEW_ROWS, SCALED_COLUMNS};
@@ -46,7 +46,7 @@ fn unit(at: Slice) -> u32 {
 
 impl Lowering<'_> {
     /// Whether a product is one of 8-bit activations or of panels, or one of plain floats.
-    fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
+    pub(super) fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
         let matrix = self.weight(weight).matrix;
         if precision == Precision::Fast && self.takes_bytes(matrix.dtype, matrix.cols).is_some() {
             return Some(true);
@@ -192,8 +192,7 @@ impl Lowering<'_> {
         if let Some(scratch) = self.panel_scratch() {
             return self.panel_products(&waiting, scratch);
         }
-        // A batch's activations of wider rows have no room beside each other.
-        if self.is_batch() && first.x.width() <= MOST_COLUMNS {
+        if self.enters_as_batch(first.x) {
             return self.batch_products(&waiting);
         }
         let spans = self.spans(&waiting);
