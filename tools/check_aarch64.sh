@@ -16,7 +16,7 @@ if ! rustup target add "$target" >/dev/null 2>&1; then
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-g++
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu"
-# Emulated GPUs are tested elsewhere; emulated twice they would take too long.
+# Emulated GPUs are tested elsewhere: emulated twice they would take too long, and so would compiling their kernels.
 export MOEFLUX_TEST_ONLY=CPU
 # Should threads stand still, the check must end.
 timeout 1200 cargo test --target "$target" -p moeflux-compute --locked \

@@ -21,6 +21,9 @@ mod emulator {
 
     const KERNELS: &str = "src/gpu/kernels";
 
+    /// The variable that limits tests to a backend. The CPU's need no emulated kernels.
+    const TEST_ONLY: &str = "MOEFLUX_TEST_ONLY";
+
     /// Faults planted in copies of units, each of which a test must see caught.
     struct Fault {
         unit: &'static str,
@@ -129,6 +132,7 @@ mod emulator {
 
     pub(crate) fn build() {
         println!("cargo::rerun-if-changed={KERNELS}");
+        println!("cargo::rerun-if-env-changed={TEST_ONLY}");
         let out = std::env::var("OUT_DIR").expect("set by cargo");
         let out = Path::new(&out);
         let mut common = Compilers::new("c++17", |build| {
@@ -159,11 +163,12 @@ mod emulator {
                 table += &format!("    if (!strcmp(name, \"{unit}\")) return {symbol}();\n");
             }
         };
+        let emulates = std::env::var(TEST_ONLY).map_or(true, |only| only != "CPU");
         // Sound units first: of functions that units share the linker keeps the first, which is then the optimised one.
-        for unit in units() {
+        for unit in units().into_iter().filter(|_| emulates) {
             add(&unit, &symbol_of(&unit), &format!("#include \"{unit}.h\""), false);
         }
-        for Fault { unit, name, replace: (from, to) } in FAULTS {
+        for Fault { unit, name, replace: (from, to) } in FAULTS.iter().filter(|_| emulates) {
             let text = fs::read_to_string(format!("{KERNELS}/{unit}.h")).expect("a unit's text");
             assert_eq!(text.matches(from).count(), 1, "{unit}: one place for the fault {name}");
             let symbol = format!("{}_fault_{name}", symbol_of(unit));
