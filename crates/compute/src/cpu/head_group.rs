@@ -197,7 +197,7 @@ impl<E: Element> Kernel for Scores<'_, E> {
         let mut head = 0;
         // Sixteen sums fit registers, and are added up crosswise.
         while head + 4 <= heads {
-            if I::LANES == 16 {
+            if const { I::LANES == 16 } {
                 self.heads::<I, 4, 4>(isa, head, n);
             } else {
                 self.heads::<I, 4, 2>(isa, head, n);
@@ -205,7 +205,7 @@ impl<E: Element> Kernel for Scores<'_, E> {
             head += 4;
         }
         while head < heads {
-            if I::LANES == 16 {
+            if const { I::LANES == 16 } {
                 self.heads::<I, 1, 16>(isa, head, n);
             } else {
                 self.heads::<I, 1, 4>(isa, head, n);
@@ -254,7 +254,7 @@ impl<E: Element> Scores<'_, E> {
             }
             i += I::LANES;
         }
-        if H * K == 16 {
+        if const { H * K == 16 } {
             let mut all = [isa.splat(0.0); 16];
             for h in 0..H {
                 for k in 0..K {
@@ -309,9 +309,11 @@ impl<E: Element> Kernel for WeightedSums<'_, E> {
             "values of whole units"
         );
         let mut head = 0;
-        while I::LANES == 16 && head + 8 <= heads {
-            self.heads::<I, 8>(isa, head, n);
-            head += 8;
+        if const { I::LANES == 16 } {
+            while head + 8 <= heads {
+                self.heads::<I, 8>(isa, head, n);
+                head += 8;
+            }
         }
         while head + 4 <= heads {
             self.heads::<I, 4>(isa, head, n);

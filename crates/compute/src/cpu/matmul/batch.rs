@@ -8,9 +8,7 @@ use std::mem::MaybeUninit;
 
 use super::{
     Job,
-    int8::{
-        Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
-    },
+    int8::{Decoder, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point},
     tile::{FEW, NextBlock, NextRows, Sums, TILE_COLS, TileRows, of_all_terms, zeroed},
 };
 use crate::cpu::{
@@ -189,68 +187,83 @@ fn pack_fields<S: Shape, const N: usize>(blocks: [&[Q8Block]; N], zero: i32, to:
     }
 }
 
-/// Computes all of `job`.
-#[inline(always)]
-pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &Q8Rows) {
-    let (cols, n_terms) = (job.w.cols(), job.n_terms());
-    let zero = zero_point::<I, F>();
-    let mut packed = Packed { words: vec![], fields: vec![] };
-    let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
-    let [first, second] = &mut tiles;
-    let mut tiles = [Tile::clear::<F>(first), Tile::clear::<F>(second)];
-    let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
-    for start in (0..n_terms).step_by(TOKEN_BLOCK) {
-        let range = start..(start + TOKEN_BLOCK).min(n_terms);
-        isa.call(Pack {
-            shape: PhantomData::<F::Shape>,
-            job,
-            x,
-            zero,
-            range: range.clone(),
-            packed: &mut packed,
-        });
-        let mut row = job.rows.start;
-        while row < job.rows.end {
-            let rows = TileRows::new(job.w, I::LANES, row);
-            let first = rows.lanes().len().min(job.rows.end - row);
-            // Where no second tile is needed, its results are not written.
-            let second = if row + first < job.rows.end { row + first } else { row };
-            let rows = [rows, TileRows::new(job.w, I::LANES, second)];
-            let second = rows[1].lanes().len().min(job.rows.end - row - first);
-            let steps = steps::<I, F::Shape>(range.len());
-            let mut next = NextRows::after(job, TILES * I::LANES, row + first + second, steps);
-            let sums = zeroed(&mut sums, range.len());
-            for col in (0..cols).step_by(TILE_COLS) {
-                let n = TILE_COLS.min(cols - col);
-                for (tile, rows) in tiles.iter_mut().zip(&rows) {
-                    isa.call(Decode(Scales { format, rows, cols: (col, n), tile }));
+/// Computes all of a job.
+pub(super) struct Multiply<'a, S> {
+    pub(super) shape: PhantomData<S>,
+    pub(super) job: &'a Job<'a>,
+    pub(super) x: &'a Q8Rows,
+    pub(super) decode: Decoder<'a>,
+    /// [`Format::ZERO`](super::int8::Format::ZERO).
+    pub(super) zero: i32,
+    /// Of [`TILE_COLS`] columns of a row, in the first plane.
+    pub(super) bytes: usize,
+}
+
+impl<S: Shape> Kernel for Multiply<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { shape, job, x, decode, zero, bytes } = self;
+        let (cols, n_terms) = (job.w.cols(), job.n_terms());
+        let mut packed = Packed { words: vec![], fields: vec![] };
+        let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
+        let [first, second] = &mut tiles;
+        let mut tiles = [Tile::clear(first, zero), Tile::clear(second, zero)];
+        let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
+        for start in (0..n_terms).step_by(TOKEN_BLOCK) {
+            let range = start..(start + TOKEN_BLOCK).min(n_terms);
+            isa.call(Pack {
+                shape,
+                job,
+                x,
+                zero: zero_point::<I, S>(zero),
+                range: range.clone(),
+                packed: &mut packed,
+            });
+            let mut row = job.rows.start;
+            while row < job.rows.end {
+                let rows = TileRows::new(job.w, I::LANES, row);
+                let first = rows.lanes().len().min(job.rows.end - row);
+                // Where no second tile is needed, its results are not written.
+                let second = if row + first < job.rows.end { row + first } else { row };
+                let rows = [rows, TileRows::new(job.w, I::LANES, second)];
+                let second = rows[1].lanes().len().min(job.rows.end - row - first);
+                let steps = steps::<I, S>(range.len());
+                let mut next = NextRows::after(job, TILES * I::LANES, row + first + second, steps);
+                let sums = zeroed(&mut sums, range.len());
+                for col in (0..cols).step_by(TILE_COLS) {
+                    let n = TILE_COLS.min(cols - col);
+                    for (tile, rows) in tiles.iter_mut().zip(&rows) {
+                        decode(rows, (col, n), tile);
+                    }
+                    let len = range.len();
+                    let a_column = len * fields::<S>();
+                    let fields = &packed.fields[a_column * col / BLOCK..][..a_column * n / BLOCK];
+                    let words = &packed.words[len * col / 4..][..len * n / 4];
+                    let next_block =
+                        if col + n < cols { (job.w, row) } else { job.from(row + first + second) };
+                    let at = if col + n < cols { (col + n) / TILE_COLS * bytes } else { 0 };
+                    let block = NextBlock::new(next_block, (at, bytes), TILES * I::LANES, steps);
+                    isa.call(MultiplyTiles {
+                        shape,
+                        tiles: [&*tiles[0], &*tiles[1]],
+                        words,
+                        fields,
+                        ahead: Ahead { rows: &mut next, block },
+                        sums,
+                    });
                 }
-                let len = range.len();
-                let a_column = len * fields::<F::Shape>();
-                let fields = &packed.fields[a_column * col / BLOCK..][..a_column * n / BLOCK];
-                let words = &packed.words[len * col / 4..][..len * n / 4];
-                let next_block = if col + n < cols { (job.w, row) } else { job.from(row + first + second) };
-                let at = if col + n < cols { (col + n) / F::COLS * F::BYTES } else { 0 };
-                let bytes = TILE_COLS / F::COLS * F::BYTES;
-                let block = NextBlock::new(next_block, (at, bytes), TILES * I::LANES, steps);
-                isa.call(MultiplyTiles {
-                    shape: PhantomData::<F::Shape>,
-                    tiles: [&*tiles[0], &*tiles[1]],
-                    words,
-                    fields,
-                    ahead: Ahead { rows: &mut next, block },
-                    sums,
-                });
-            }
-            for (token, sums) in sums.chunks_exact(1 << job.shift).enumerate() {
-                let token = (start >> job.shift) + token;
-                for (i, (row, n)) in [(row, first), (row + first, second)].into_iter().enumerate() {
-                    let lane = rows[i].lanes().start;
-                    let sum = of_all_terms(isa, sums, |sums| sums.get(isa, i));
-                    job.out.store(isa, token, row, sum, lane..lane + n);
+                for (token, sums) in sums.chunks_exact(1 << job.shift).enumerate() {
+                    let token = (start >> job.shift) + token;
+                    for (i, (row, n)) in [(row, first), (row + first, second)].into_iter().enumerate() {
+                        let lane = rows[i].lanes().start;
+                        let sum = of_all_terms(isa, sums, |sums| sums.get(isa, i));
+                        job.out.store(isa, token, row, sum, lane..lane + n);
+                    }
                 }
+                row += first + second;
             }
-            row += first + second;
         }
     }
 }
@@ -343,7 +356,7 @@ impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
             words = rest;
             let (f, rest) = fields.split_at(N * n_subs * self::fields::<S>());
             fields = rest;
-            if I::LANES == 16 {
+            if const { I::LANES == 16 } {
                 multiply_group::<I, S, 2, N>(isa, tiles, n_subs, (w, f), Some(&mut ahead), some, 0);
             } else {
                 multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, (w, f), Some(&mut ahead), some, 0);

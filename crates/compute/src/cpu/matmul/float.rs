@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use super::{
     Job,
-    int8::{Decode, Format, Scales, Shape, Tile},
+    int8::{Decode, Decoder, Format, Scales, Shape, Tile},
     tile::{Product, Sums, TILE_COLS, TileRows, get, put, walk},
 };
 use crate::cpu::{
@@ -42,26 +42,53 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let (x, cols) = (self.x, self.job.w.cols());
-        let (mut tile, mut values) = (MaybeUninit::uninit(), Values::new());
-        let (tile, values) = (Tile::clear::<F>(&mut tile), &mut values);
-        walk(isa, self.job, Float { format: self.format, x, cols, tile, values });
+        let Self { job, format, x } = self;
+        isa.call(MultiplyShape {
+            shape: PhantomData::<F::Shape>,
+            job,
+            x,
+            decode: &|rows, cols, tile| isa.call(Decode(Scales { format, rows, cols, tile })),
+            zero: F::ZERO,
+        });
     }
 }
 
-struct Float<'a, F> {
-    format: F,
+/// [`Multiply`] of any format of a shape.
+struct MultiplyShape<'a, S> {
+    shape: PhantomData<S>,
+    job: &'a Job<'a>,
+    x: &'a [f32],
+    decode: Decoder<'a>,
+    /// [`Format::ZERO`].
+    zero: i32,
+}
+
+impl<S: Shape> Kernel for MultiplyShape<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Self { shape, job, x, decode, zero } = self;
+        let (mut tile, mut values) = (MaybeUninit::uninit(), Values::new());
+        let (tile, values) = (Tile::clear(&mut tile, zero), &mut values);
+        walk(isa, job, Float { shape, decode, x, cols: job.w.cols(), tile, values });
+    }
+}
+
+struct Float<'a, S> {
+    shape: PhantomData<S>,
+    decode: Decoder<'a>,
     x: &'a [f32],
     cols: usize,
     tile: &'a mut Tile,
     values: &'a mut Values,
 }
 
-impl<I: Isa, F: Format> Product<I> for Float<'_, F> {
+impl<I: Isa, S: Shape> Product<I> for Float<'_, S> {
     #[inline(always)]
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) {
-        isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile }));
-        isa.call(Expand { shape: PhantomData::<F::Shape>, tile: &*self.tile, n, values: &mut *self.values });
+        (self.decode)(rows, (col, n), self.tile);
+        isa.call(Expand { shape: self.shape, tile: &*self.tile, n, values: &mut *self.values });
     }
 
     #[inline(always)]

@@ -183,14 +183,14 @@ impl Codes {
 }
 
 impl Tile {
-    /// Makes `tile` one for weights of format `F`, all zeros. Made where it stays: small products would spend more time on
-    /// moving it than on multiplying.
+    /// Makes `tile` one whose codes have `zero` subtracted, all zeros. Made where it stays: small products would spend more
+    /// time on moving it than on multiplying.
     #[inline(always)]
-    pub(super) fn clear<F: Format>(tile: &mut MaybeUninit<Self>) -> &mut Self {
+    pub(super) fn clear(tile: &mut MaybeUninit<Self>, zero: i32) -> &mut Self {
         *tile = MaybeUninit::zeroed();
         // SAFETY: numbers, all of which zero bytes are values of.
         let tile = unsafe { tile.assume_init_mut() };
-        tile.zero = F::ZERO;
+        tile.zero = zero;
         tile
     }
 
@@ -262,11 +262,19 @@ impl<F: Format> Kernel for Multiply<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         if self.job.n_terms() > FEW {
-            return batch::multiply(isa, self.job, self.format, self.x);
+            let format = self.format;
+            return isa.call(batch::Multiply {
+                shape: PhantomData::<F::Shape>,
+                job: self.job,
+                x: self.x,
+                decode: &|rows, cols, tile| isa.call(Decode(Scales { format, rows, cols, tile })),
+                zero: F::ZERO,
+                bytes: TILE_COLS / F::COLS * F::BYTES,
+            });
         }
         let mut lanes = Lanes::zeroed();
         let mut tile = MaybeUninit::uninit();
-        let tile = Tile::clear::<F>(&mut tile);
+        let tile = Tile::clear(&mut tile, F::ZERO);
         walk(isa, self.job, Int8 { format: self.format, x: self.x, tile, lanes: &mut lanes });
     }
 }
@@ -303,6 +311,10 @@ impl<F: Format> Kernel for Decode<'_, F> {
     }
 }
 
+/// [`Decode`] of a format, behind a pointer and compiled for the same instructions: what multiplies is compiled once for all
+/// formats of a shape.
+pub(super) type Decoder<'a> = &'a dyn Fn(&TileRows<'_>, (usize, usize), &mut Tile);
+
 struct Int8<'a, F> {
     format: F,
     x: &'a Q8Rows,
@@ -311,6 +323,9 @@ struct Int8<'a, F> {
 }
 
 impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
+    /// [`MultiplyOne`] is of one.
+    const TOKENS: usize = 1;
+
     #[inline(always)]
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) {
         isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile }));
@@ -329,7 +344,7 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
             isa.call(MultiplyOne {
                 shape: PhantomData::<F::Shape>,
                 tile: self.tile,
-                zero: zero_point::<I, F>(),
+                zero: zero_point::<I, F::Shape>(F::ZERO),
                 x: &self.x.term(token)[col..col + n],
                 blocks: &self.x.term_blocks(token)[col / BLOCK..(col + n) / BLOCK],
                 sums,
@@ -431,8 +446,11 @@ impl<F: Format> Kernel for DotRows<'_, F> {
                     }
                 }
                 for v in 0..2 {
-                    let sums =
-                        if F::BITS <= 6 { isa.sum_rows_of_16_bits(dots[v]) } else { isa.sum_rows(dots[v]) };
+                    let sums = if const { F::BITS <= 6 } {
+                        isa.sum_rows_of_16_bits(dots[v])
+                    } else {
+                        isa.sum_rows(dots[v])
+                    };
                     let to = &mut self.lanes.0[2 * group + v][quad];
                     // SAFETY: LANES ≤ MAX_LANES.
                     unsafe { isa.store_u(to.as_mut_ptr(), sums) };
@@ -460,19 +478,19 @@ pub(super) fn exact_dots<I: Isa, F: Format>(isa: I, lanes: &Lanes, blocks: &[Q8B
             if F::Shape::HALVES {
                 let sums = isa.gather_quarters(quads);
                 dots[low] = [sums[0], sums[1]];
-                if I::LANES == 16 {
+                if const { I::LANES == 16 } {
                     dots[high] = [sums[2], sums[3]];
                 }
             } else {
                 let sums = isa.gather_halves(quads);
                 dots[low][0] = sums[0];
-                if I::LANES == 16 {
+                if const { I::LANES == 16 } {
                     dots[high][0] = sums[1];
                 }
             }
         }
     }
-    let zero = zero_point::<I, F>();
+    let zero = zero_point::<I, F::Shape>(F::ZERO);
     let mut exact = [[isa.splat(0.0); 2]; SUBS];
     for sub in 0..SUBS {
         let mut dots = dots[sub];
@@ -529,10 +547,10 @@ pub(super) fn dot<I: Isa, S: Shape>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U
     if S::WIDE { isa.dot_wide(acc, w, x) } else { isa.dot(acc, w, x) }
 }
 
-/// What is to be subtracted from the codes that [`dot`] multiplies.
+/// What is to be subtracted from the codes that [`dot`] multiplies, of an encoding that subtracts `zero`.
 #[inline(always)]
-pub(super) fn zero_point<I: Isa, F: Format>() -> i32 {
-    F::ZERO - if F::Shape::WIDE { i32::from(I::WIDE_OFFSET) } else { 0 }
+pub(super) fn zero_point<I: Isa, S: Shape>(zero: i32) -> i32 {
+    zero - if S::WIDE { i32::from(I::WIDE_OFFSET) } else { 0 }
 }
 
 /// What [`add_products`] starts from, given the sum of the columns before the tile.

@@ -229,7 +229,7 @@ impl<F: Pieces> Kernel for Multiply<'_, F> {
         let (x, blocks) = (job.x.term(job.row), job.x.term_blocks(job.row));
         let mut lanes = Lanes::zeroed();
         let mut tile = MaybeUninit::uninit();
-        let tile = Tile::clear::<F>(&mut tile);
+        let tile = Tile::clear(&mut tile, F::ZERO);
         let mut row = job.rows.start;
         while row < job.rows.end {
             let rows = TileRows::new(w, I::LANES, row);
@@ -310,7 +310,7 @@ impl<F: Pieces> Kernel for AddColumns<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { tile, x, blocks, first, team, .. } = self;
-        let zero = zero_point::<I, F>();
+        let zero = zero_point::<I, F::Shape>(F::ZERO);
         let mut dots = [[isa.splat(0.0); 2]; SUBS];
         for (sub, (x, block)) in x.as_chunks::<BLOCK>().0.iter().zip(blocks).enumerate() {
             let [first, second] = block.sums;

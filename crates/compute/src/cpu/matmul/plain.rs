@@ -119,22 +119,24 @@ impl<P: Plain> Kernel for Multiply<'_, P> {
         let stored = Weights { plain: self.plain, bytes: w.plane(0), stride: w.stride(0), first: 0 };
         let mut values = vec![];
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
-            let end = (first + TOKEN_BLOCK).min(n_tokens);
-            if P::SCALED.is_none() || end - first < LEAST_UNPACKED {
-                self.tokens(isa, &stored, rows.clone(), first, end);
-                continue;
-            }
-            values.resize(UNPACKED_ROWS * w.cols(), 0.0);
-            for row in rows.clone().step_by(UNPACKED_ROWS) {
-                let part = row..(row + UNPACKED_ROWS).min(rows.end);
-                let unpacked = stored.unpack(isa, part.clone(), w.cols(), &mut values);
-                self.tokens(isa, &unpacked, part, first, end);
+            let tokens = first..(first + TOKEN_BLOCK).min(n_tokens);
+            let Self { job, x, .. } = self;
+            if const { P::SCALED.is_some() } && tokens.len() >= LEAST_UNPACKED {
+                values.resize(UNPACKED_ROWS * w.cols(), 0.0);
+                for row in rows.clone().step_by(UNPACKED_ROWS) {
+                    let rows = row..(row + UNPACKED_ROWS).min(rows.end);
+                    let weights = stored.unpack(isa, rows.clone(), w.cols(), &mut values);
+                    isa.call(MultiplyRows { job, x, weights, rows, tokens: tokens.clone() });
+                }
+            } else {
+                isa.call(MultiplyRows { job, x, weights: stored, rows: rows.clone(), tokens });
             }
         }
     }
 }
 
 /// Rows of weights.
+#[derive(Clone, Copy)]
 struct Weights<'a, P> {
     plain: P,
     bytes: &'a [u8],
@@ -188,58 +190,64 @@ fn values_as_bytes(values: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-impl<P: Plain> Multiply<'_, P> {
-    /// Rows `rows` of the tokens from `first` to before `end`.
+/// Rows of a job times some of its tokens.
+struct MultiplyRows<'a, P> {
+    job: &'a Job<'a>,
+    /// (n_tokens, cols), f32.
+    x: &'a [f32],
+    weights: Weights<'a, P>,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+}
+
+impl<P: Plain> Kernel for MultiplyRows<'_, P> {
+    type Output = ();
+
     #[inline(always)]
-    fn tokens<I: Isa, Q: Plain>(
-        &self,
-        isa: I,
-        weights: &Weights<'_, Q>,
-        rows: Range<usize>,
-        first: usize,
-        end: usize,
-    ) {
+    fn run<I: Isa>(self, isa: I) {
+        let Self { rows, tokens: Range { start: first, end }, .. } = &self;
+        let (first, end) = (*first, *end);
         let mut row = rows.start;
         while end - first == 1 && row + 8 <= rows.end {
-            self.tile::<I, Q, 8, 1>(isa, weights, row, first);
+            self.tile::<I, 8, 1>(isa, row, first);
             row += 8;
         }
         while row + 4 <= rows.end {
             let mut token = first;
-            while I::TOKENS >= 8 && token + 4 <= end {
-                self.tile::<I, Q, 4, 4>(isa, weights, row, token);
-                token += 4;
+            if const { I::TOKENS >= 8 } {
+                while token + 4 <= end {
+                    self.tile::<I, 4, 4>(isa, row, token);
+                    token += 4;
+                }
             }
-            while I::TOKENS >= 4 && token + 2 <= end {
-                self.tile::<I, Q, 4, 2>(isa, weights, row, token);
-                token += 2;
+            if const { I::TOKENS >= 4 } {
+                while token + 2 <= end {
+                    self.tile::<I, 4, 2>(isa, row, token);
+                    token += 2;
+                }
             }
             while token < end {
-                self.tile::<I, Q, 4, 1>(isa, weights, row, token);
+                self.tile::<I, 4, 1>(isa, row, token);
                 token += 1;
             }
             row += 4;
         }
         for row in row..rows.end {
             for token in first..end {
-                self.tile::<I, Q, 1, 1>(isa, weights, row, token);
+                self.tile::<I, 1, 1>(isa, row, token);
             }
         }
     }
+}
 
+impl<P: Plain> MultiplyRows<'_, P> {
     /// Computes `R` rows from `row` on of `N` tokens from `token` on.
     #[inline(always)]
-    fn tile<I: Isa, Q: Plain, const R: usize, const N: usize>(
-        &self,
-        isa: I,
-        weights: &Weights<'_, Q>,
-        row: usize,
-        token: usize,
-    ) {
+    fn tile<I: Isa, const R: usize, const N: usize>(&self, isa: I, row: usize, token: usize) {
         let Job { w, tokens, out, .. } = self.job;
-        let &Weights { plain, stride, first, bytes } = weights;
+        let Weights { plain, stride, first, bytes } = self.weights;
         let cols = w.cols();
-        let row_bytes = cols * Q::BYTES;
+        let row_bytes = cols * P::BYTES;
         let weights = &bytes[(row - first) * stride..];
         assert!(weights.len() >= (R - 1) * stride + row_bytes, "rows within the matrix");
         let mut x = [std::ptr::null(); N];
@@ -251,7 +259,7 @@ impl<P: Plain> Multiply<'_, P> {
         let whole = cols / I::LANES * I::LANES;
         let mut scales = [isa.splat(1.0); R];
         for col in (0..whole).step_by(I::LANES) {
-            if let Some(shared) = Q::SCALED
+            if let Some(shared) = P::SCALED
                 && col % shared == 0
             {
                 for r in 0..R {
@@ -259,8 +267,8 @@ impl<P: Plain> Multiply<'_, P> {
                 }
             }
             // The next rows follow in memory: they are asked for in order of addresses.
-            let next = R * (stride + col * Q::BYTES);
-            for at in (next..next + R * I::LANES * Q::BYTES).step_by(64) {
+            let next = R * (stride + col * P::BYTES);
+            for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
                 prefetch(weights.as_ptr().wrapping_add(at));
             }
             let mut inputs = [isa.splat(0.0); N];
@@ -270,8 +278,8 @@ impl<P: Plain> Multiply<'_, P> {
             }
             for r in 0..R {
                 // SAFETY: within row r of the R rows that `weights` holds.
-                let mut w = unsafe { plain.load(isa, weights.as_ptr().add(r * stride + col * Q::BYTES)) };
-                if Q::SCALED.is_some() {
+                let mut w = unsafe { plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
+                if P::SCALED.is_some() {
                     w = isa.mul(w, scales[r]);
                 }
                 for t in 0..N {
@@ -287,10 +295,10 @@ impl<P: Plain> Multiply<'_, P> {
                 for r in 0..R {
                     // SAFETY: as above.
                     let mut w = unsafe {
-                        let p = weights.as_ptr().add(r * stride + whole * Q::BYTES);
+                        let p = weights.as_ptr().add(r * stride + whole * P::BYTES);
                         plain.load_first(isa, p, rest)
                     };
-                    if Q::SCALED.is_some() {
+                    if P::SCALED.is_some() {
                         w = isa.mul(w, isa.splat(plain.scale(row + r, whole)));
                     }
                     sums[r][t] = isa.mul_add(w, x, sums[r][t]);
@@ -310,7 +318,7 @@ fn write_sums<I: Isa, const R: usize, const N: usize>(
     token: usize,
     sums: &[[I::F; N]; R],
 ) {
-    if R * N == 16 {
+    if const { R * N == 16 } {
         let mut all = [isa.splat(0.0); 16];
         for t in 0..N {
             for r in 0..R {

@@ -55,6 +55,9 @@ pub(super) fn zeroed(sums: &mut [MaybeUninit<Sums>], n: usize) -> &mut [Sums] {
 
 /// One kind of product: how columns are decoded and multiplied.
 pub(super) trait Product<I: Isa> {
+    /// Most tokens that are multiplied together.
+    const TOKENS: usize = I::TOKENS;
+
     /// Decodes columns `col`..`col` + `n`; `n` is [`TILE_COLS`] or, at the end of a row, less.
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize);
 
@@ -146,15 +149,18 @@ fn multiply_all<I: Isa, P: Product<I>>(
 ) {
     macro_rules! multiply_by {
         ($n:literal) => {
-            while I::TOKENS >= $n && sums.len() >= $n {
-                let (some, rest) =
-                    std::mem::take(&mut sums).split_first_chunk_mut::<$n>().expect("as many tokens");
-                let mut tokens = [0; $n];
-                for (i, token) in tokens.iter_mut().enumerate() {
-                    *token = job.term(first + i);
+            // Of more, nothing is compiled.
+            if const { P::TOKENS >= $n } {
+                while sums.len() >= $n {
+                    let (some, rest) =
+                        std::mem::take(&mut sums).split_first_chunk_mut::<$n>().expect("as many tokens");
+                    let mut tokens = [0; $n];
+                    for (i, token) in tokens.iter_mut().enumerate() {
+                        *token = job.term(first + i);
+                    }
+                    product.multiply(isa, tokens, col, n, some);
+                    (first, sums) = (first + $n, rest);
                 }
-                product.multiply(isa, tokens, col, n, some);
-                (first, sums) = (first + $n, rest);
             }
         };
     }
