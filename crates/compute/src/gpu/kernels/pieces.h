@@ -451,7 +451,7 @@ DEVICE void warp_prefetch(CTX, GPTR(const uchar) p, uint bytes) {
     if (ctx.lane() == 0) prefetch(p, bytes);
 }
 
-// The same of rows of 32 pieces at most, of which a lane has piece p, if it is within them, with its activations k.
+// What `lane_dots` gives for rows of 32 pieces at most: a lane has piece p, if it is within them, whose activations are k.
 template <uint D, uint N, uint P>
 DEVICE Sums<N> short_dots(const Raws<N, P> r, const Chunk k, uint p, bool is_within) {
     Sums<N> sums;
