@@ -113,7 +113,7 @@ mod emulator {
 
     impl Compilers {
         fn new(std: &str, arrange: impl Fn(&mut cc::Build)) -> Self {
-            let [sound, faulty] = [2, 0].map(|level| {
+            let [sound, faulty] = [1, 0].map(|level| {
                 let mut build = cc::Build::new();
                 build.cpp(true).std(std).include(KERNELS).flag("-ffp-contract=off");
                 build.opt_level(level).warnings(false).debug(false);

@@ -1,7 +1,7 @@
 //! [`SharedMut`]: a slice that the tasks of one parallel region write disjoint parts of.
 //!
-//! It lives for one region: what the region has written is read through the slice itself afterwards. Unit tests watch
-//! that no two threads are given parts that overlap.
+//! It lives for one region: what the region has written is read through the slice itself afterwards. Builds for tests
+//! watch that no two threads are given parts that overlap.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(crate) struct SharedMut<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
-    #[cfg(test)]
+    #[cfg(any(test, feature = "emulator"))]
     claims: claims::Claims,
 }
 
@@ -27,7 +27,7 @@ impl<'a, T> SharedMut<'a, T> {
             start: slice.as_mut_ptr(),
             len: slice.len(),
             slice: PhantomData,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "emulator"))]
             claims: claims::Claims::default(),
         }
     }
@@ -39,7 +39,7 @@ impl<'a, T> SharedMut<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "part within the slice");
-        #[cfg(test)]
+        #[cfg(any(test, feature = "emulator"))]
         self.claims.add(range.clone());
         // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
@@ -51,32 +51,46 @@ impl<'a, T> SharedMut<'a, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "emulator"))]
 mod claims {
-    use std::collections::BTreeMap;
     use std::ops::Range;
-    use std::sync::Mutex;
-    use std::thread::{ThreadId, current};
+    use std::sync::{Mutex, PoisonError};
 
-    /// Which thread was given which elements.
+    /// Parts, each with the thread that was given it.
     #[derive(Debug, Default)]
-    pub(super) struct Claims(Mutex<BTreeMap<usize, (usize, ThreadId)>>);
+    pub(super) struct Claims(Mutex<Vec<(Range<usize>, usize)>>);
+
+    /// A number that no other thread has meanwhile.
+    fn own_thread() -> usize {
+        thread_local!(static OWN: u8 = const { 0 });
+        OWN.with(|own| std::ptr::from_ref(own).addr())
+    }
 
     impl Claims {
-        /// Notes a part of the current thread's; panics if another thread was given some of it.
+        /// Notes a part of the current thread's.
         pub(super) fn add(&self, range: Range<usize>) {
-            if range.is_empty() {
-                return;
+            if !range.is_empty() {
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).push((range, own_thread()));
             }
-            let mut claims = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let own = current().id();
-            let before = claims.range(..range.start).next_back().filter(|(_, (end, _))| *end > range.start);
-            let other = before.into_iter().chain(claims.range(range.clone())).find(|(_, (_, id))| *id != own);
-            if let Some((start, (end, _))) = other {
-                panic!("elements {start}..{end} and {range:?} are alive in two threads");
+        }
+    }
+
+    /// Panics if a thread was given some of what another one had.
+    impl Drop for Claims {
+        fn drop(&mut self) {
+            let claims = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+            claims.sort_unstable_by_key(|(range, _)| range.start);
+            // Where parts reach, and the last thread whose part reaches there.
+            let (mut end, mut last) = (0, None);
+            for (range, thread) in claims.iter() {
+                let overlaps = range.start < end && last != Some(*thread);
+                if overlaps && !std::thread::panicking() {
+                    panic!("elements {range:?} and others up to {end} are two threads' at once");
+                }
+                if range.end > end {
+                    (end, last) = (range.end, Some(*thread));
+                }
             }
-            let end = claims.get(&range.start).map_or(range.end, |(end, _)| range.end.max(*end));
-            claims.insert(range.start, (end, own));
         }
     }
 }
@@ -88,13 +102,15 @@ mod tests {
     #[test]
     fn overlapping_parts_of_two_threads_are_noticed() {
         for (second, overlaps) in [(8..12, false), (7..9, true), (0..8, true), (2..3, true)] {
-            let mut values = [0; 12];
-            let shared = SharedMut::new(&mut values);
-            // SAFETY: the part is dropped at once.
-            let _ = unsafe { shared.part(0..8) };
-            let outcome = std::thread::scope(|scope| {
-                // SAFETY: as above.
-                scope.spawn(|| unsafe { shared.part(second.clone()) }.len()).join()
+            let outcome = std::panic::catch_unwind(|| {
+                let mut values = [0; 12];
+                let shared = SharedMut::new(&mut values);
+                // SAFETY: the part is dropped at once.
+                let _ = unsafe { shared.part(0..8) };
+                std::thread::scope(|scope| {
+                    // SAFETY: as above.
+                    let _ = scope.spawn(|| unsafe { shared.part(second.clone()) }.len()).join();
+                });
             });
             assert_eq!(outcome.is_err(), overlaps, "{second:?}");
         }
