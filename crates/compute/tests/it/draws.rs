@@ -75,6 +75,8 @@ fn ways(random: &mut Random, vocab_size: usize) -> Vec<Option<Draw>> {
         tempered(2.0, 50, 0.8, 0.01),
         tempered(3.0, 0, 1.0, 0.2),
         tempered(0.01, 0, 1.0, 1e-6),
+        tempered(1.5, vocab_size - vocab_size / 4, 0.95, 1e-4),
+        tempered(0.9, vocab_size / 2, 0.3, 0.0),
     ];
     let all = vocab_size as u32;
     ways[0].adjustments = (0..all / 2).map(forbidden).collect();

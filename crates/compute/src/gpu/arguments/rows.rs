@@ -31,9 +31,9 @@ arguments! {
     /// Of `change_logits` and `restore_logits`.
     ChangeConstants { vocab: usize, count: usize }
 
-    ["draw.h" DrawConstants]
+    ["draw_weights.h" DrawConstants]
     /// Of the kernels that choose tokens.
-    DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize, rule: u32 }
+    DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize }
 
     ["elementwise.h" ElementConstants]
     /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.

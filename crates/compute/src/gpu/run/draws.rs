@@ -7,7 +7,7 @@ use crate::gpu::device::{BufferId, Device, Dispatch, Slice, Words};
 use crate::gpu::lower::Launch;
 use crate::{Error, Result};
 
-/// As in `kernels/draw.h`.
+/// As in `kernels/draw_weights.h` and `draw_cuts.h`.
 const SEGMENTS: usize = 512;
 const BINS: usize = 1024;
 const LISTED: usize = 2048;
@@ -318,25 +318,22 @@ fn choose(logits: Slice, to: &Rows, [rows, vocab, tokens]: [usize; 3], rules: u3
     let segments = vocab.div_ceil(each);
     let [maxima, sums, bins, list] = [to.maxima, to.sums, to.bins, to.list].map(Slice::from);
     let [found, how, chosen] = [to.found, to.how, to.tokens].map(Slice::from);
-    let launch = |kernel, rule, buffers: &[Slice], groups: usize| {
-        let constants = &DrawConstants { vocab, segments, each, tokens, rule };
+    let constants = &DrawConstants { vocab, segments, each, tokens };
+    let launch = |kernel, buffers: &[Slice], groups: usize| {
         let grid = if groups > 0 { [groups, rows, 1] } else { [rows, 1, 1] };
         Launch { unit: "draw", kernel, buffers, constants }.over(grid, THREADS)
     };
     let (by_segments, by_tokens) = (segments.div_ceil(WARPS), tokens.div_ceil(COUNTED));
-    let mut all = vec![launch("row_maxima", 0, &[logits, maxima, bins, found], by_segments)];
+    let mut all = vec![launch("row_maxima", &[logits, maxima, bins, found], by_segments)];
     if rules & (BY_COUNT | BY_MASS) != 0 {
-        all.push(launch("count_bins", 0, &[logits, maxima, how, bins], by_tokens));
-    }
-    for rule in [BY_COUNT, BY_MASS].into_iter().filter(|rule| rules & rule != 0) {
-        all.push(launch("cut_bins", rule, &[how, bins, found], 0));
-        all.push(launch("list_bin", rule, &[logits, maxima, how, found, list], by_tokens));
-        all.push(launch("cut_rows", rule, &[logits, maxima, how, list, found], 0));
+        all.push(launch("count_bins", &[logits, maxima, how, bins], by_tokens));
+        all.push(launch("list_bin", &[logits, maxima, how, bins, found, list], by_tokens));
+        all.push(launch("cut_rows", &[logits, maxima, how, list, found], 0));
     }
     if rules & DRAWN != 0 {
-        all.push(launch("weigh_segments", 0, &[logits, maxima, how, found, sums], by_segments));
+        all.push(launch("weigh_segments", &[logits, maxima, how, found, sums], by_segments));
     }
-    all.push(launch("choose_tokens", 0, &[logits, maxima, how, found, sums, chosen], 0));
+    all.push(launch("choose_tokens", &[logits, maxima, how, found, sums, list, chosen], 0));
     all
 }
 
