@@ -33,7 +33,7 @@ arguments! {
 
     ["draw_weights.h" DrawConstants]
     /// Of the kernels that choose tokens.
-    DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize }
+    DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize, counted: usize }
 
     ["elementwise.h" ElementConstants]
     /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.

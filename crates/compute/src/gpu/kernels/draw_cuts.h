@@ -35,14 +35,11 @@ DEVICE ulong left_weight(const Drawing d, float logit, uint id) {
     return weight_of(halvings_of(logit, d.best, d.scale));
 }
 
-// A weight in two parts of 20 bits and some, whose sums over 2048 of them have 32.
+// A weight in two parts of 20 bits, whose sums over 4096 of them have 32: a group counts no more.
 CONSTANT uint PART_BITS = 20, PART = (1 << 20) - 1;
 
-// Tokens that a group counts.
-CONSTANT uint COUNTED = 2048;
-
 // Adds tokens of rows to the bins of their halvings (rows, BINS, 4): how many, and their weight in three parts if no count says how
-// many are left. Grid: (tokens / COUNTED, rows).
+// many are left. Grid: (tokens / counted, rows).
 KERNEL(count_bins, DrawConstants, (const float, logits), (const float, maxima), (const uint, how), (uint, bins)) {
     SHARED(uint, counts, BINS);
     SHARED(uint, low, BINS);
@@ -59,7 +56,7 @@ KERNEL(count_bins, DrawConstants, (const float, logits), (const float, maxima), 
     const float best = best_of(ctx, maxima + row * c.segments, c.segments, scratch);
     if (best != best) return;
     const GPTR(const float) from = logits + (ulong)row * c.vocab;
-    for (uint i = ctx.group_x() * COUNTED + ctx.thread(); i < (ctx.group_x() + 1) * COUNTED; i += ctx.threads()) {
+    for (uint i = ctx.group_x() * c.counted + ctx.thread(); i < (ctx.group_x() + 1) * c.counted; i += ctx.threads()) {
         if (i < c.tokens) {
             const uint halvings = halvings_of(from[i], best, HALVINGS_A_NAT), bin = halvings >> BIN_BITS;
             tally(counts + bin, 1);
@@ -130,7 +127,7 @@ DEVICE Sought sought(GPTR(const uint) how, bool by_count, ulong left) {
 }
 
 // Finds the bin of the last token that a row's first rule leaves, and lists halvings and ids (rows, LISTED, 2) in no order: of all
-// tokens up to there, or of the bin's alone if that are too many, as many as there is room for. Grid: (tokens / COUNTED, rows).
+// tokens up to there, or of the bin's alone if that are too many, as many as there is room for. Grid: (tokens / counted, rows).
 KERNEL(list_bin, DrawConstants, (const float, logits), (const float, maxima), (const uint, how), (const uint, bins),
        (uint, found), (uint, list)) {
     SHARED(ulong, place, 4);
@@ -167,7 +164,7 @@ KERNEL(list_bin, DrawConstants, (const float, logits), (const float, maxima), (c
     const uint least = before + in_bin <= LISTED ? 0 : bin;
     const GPTR(const float) from = logits + (ulong)row * c.vocab;
     const GPTR(uint) to = list + (ulong)row * 2 * LISTED;
-    for (uint i = ctx.group_x() * COUNTED + ctx.thread(); i < (ctx.group_x() + 1) * COUNTED; i += ctx.threads()) {
+    for (uint i = ctx.group_x() * c.counted + ctx.thread(); i < (ctx.group_x() + 1) * c.counted; i += ctx.threads()) {
         if (i < c.tokens) {
             const uint halvings = halvings_of(from[i], best, HALVINGS_A_NAT), in = halvings >> BIN_BITS;
             if (in >= least && in <= bin) {

@@ -24,6 +24,8 @@ struct DrawConstants {
     uint each;
     // Elements of a row that can be chosen; those after them are padding.
     uint tokens;
+    // Of them, those that a group counts or lists.
+    uint counted;
 };
 
 // The largest of a row's maxima, NaN if one is; in every thread.

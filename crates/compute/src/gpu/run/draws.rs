@@ -11,7 +11,10 @@ use crate::{Error, Result};
 const SEGMENTS: usize = 512;
 const BINS: usize = 1024;
 const LISTED: usize = 2048;
-const COUNTED: usize = 2048;
+/// Of few rows tokens that a group counts or lists; of more rows those that it counts, 4096 at most, and those that it lists.
+const OF_FEW_ROWS: usize = 2048;
+const OF_MANY_ROWS: [usize; 2] = [4096, 8192];
+const FEW_ROWS: usize = 8;
 const FOUND_WORDS: usize = 10;
 const HOW_WORDS: usize = 8;
 const CHANGE_WORDS: usize = 5;
@@ -318,16 +321,22 @@ fn choose(logits: Slice, to: &Rows, [rows, vocab, tokens]: [usize; 3], rules: u3
     let segments = vocab.div_ceil(each);
     let [maxima, sums, bins, list] = [to.maxima, to.sums, to.bins, to.list].map(Slice::from);
     let [found, how, chosen] = [to.found, to.how, to.tokens].map(Slice::from);
-    let constants = &DrawConstants { vocab, segments, each, tokens };
+    let [counted, listed] = if rows > FEW_ROWS { OF_MANY_ROWS } else { [OF_FEW_ROWS; 2] };
+    let of_tokens = |kernel, buffers: &[Slice], counted: usize| {
+        let constants = &DrawConstants { vocab, segments, each, tokens, counted };
+        let grid = [tokens.div_ceil(counted), rows, 1];
+        Launch { unit: "draw", kernel, buffers, constants }.over(grid, THREADS)
+    };
+    let constants = &DrawConstants { vocab, segments, each, tokens, counted };
     let launch = |kernel, buffers: &[Slice], groups: usize| {
         let grid = if groups > 0 { [groups, rows, 1] } else { [rows, 1, 1] };
         Launch { unit: "draw", kernel, buffers, constants }.over(grid, THREADS)
     };
-    let (by_segments, by_tokens) = (segments.div_ceil(WARPS), tokens.div_ceil(COUNTED));
+    let by_segments = segments.div_ceil(WARPS);
     let mut all = vec![launch("row_maxima", &[logits, maxima, bins, found], by_segments)];
     if rules & (BY_COUNT | BY_MASS) != 0 {
-        all.push(launch("count_bins", &[logits, maxima, how, bins], by_tokens));
-        all.push(launch("list_bin", &[logits, maxima, how, bins, found, list], by_tokens));
+        all.push(of_tokens("count_bins", &[logits, maxima, how, bins], counted));
+        all.push(of_tokens("list_bin", &[logits, maxima, how, bins, found, list], listed));
         all.push(launch("cut_rows", &[logits, maxima, how, list, found], 0));
     }
     if rules & DRAWN != 0 {
