@@ -77,7 +77,8 @@ KERNEL(row_maxima, DrawConstants, (const float, logits), (float, maxima), (uint,
     if (ctx.lane() == 0) maxima[row * c.segments + segment] = bad ? not_a_number() : best;
 }
 
-// The weights of each segment's tokens that are left, at the row's temperature (rows, segments), unless all are listed. Grid: (segments / 8, rows).
+// The weights of each segment's tokens that are left, at the row's temperature (rows, segments), unless all are listed. Grid:
+// (segments / 8, rows).
 KERNEL(weigh_segments, DrawConstants, (const float, logits), (const float, maxima), (const uint, how), (const uint, found), (ulong, sums)) {
     SHARED(float, scratch, 8);
     const uint segment = ctx.group_x() * ctx.warps() + ctx.warp(), row = ctx.group_y();

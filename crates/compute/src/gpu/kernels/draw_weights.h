@@ -69,10 +69,6 @@ DEVICE ulong lane_scan(CTX, ulong v) {
     }
     return v;
 }
-DEVICE ulong lane_get(CTX, ulong v, uint lane) {
-    const uint low = lane_read(ctx, (uint)v, lane), high = lane_read(ctx, (uint)(v >> 32), lane);
-    return (ulong)high << 32 | low;
-}
 
 // The sum over the threads before, and over all; `scratch` holds one number a warp.
 struct Sums {

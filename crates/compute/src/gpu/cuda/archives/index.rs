@@ -7,7 +7,7 @@
     unit!("decode", "3abc80db5b282102", ["decode_128_1", "decode_128_1_q8_0", "decode_128_4", "decode_128_4_q8_0", "decode_256_1", "decode_256_1_q8_0", "decode_256_4", "decode_256_4_q8_0", "decode_64_1", "decode_64_1_q8_0", "decode_64_4", "decode_64_4_q8_0"]),
     unit!("delta_rule", "2982688b91c905ab", ["channel_delta_rule_2", "channel_delta_rule_32", "channel_delta_rule_8", "gated_delta_rule_2", "gated_delta_rule_32", "gated_delta_rule_8"]),
     unit!("divided", "cebc836a104a596e", ["sum_divided"]),
-    unit!("draw", "82e74b3349c5074d", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
+    unit!("draw", "0ec33d20e80f8d38", ["allow_tokens", "change_logits", "choose_tokens", "count_bins", "cut_rows", "forbid_tokens", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
     unit!("elementwise", "573b3e95596f952e", ["activate", "add", "clamp_to", "round_blocks", "scaled_silu", "sigmoid_gate", "soft_cap", "softplus_gate", "swiglu"]),
     unit!("encoder", "4f8b429623441fba", ["bidirectional_attention", "block_rows", "clamp_between", "gelu_form", "standardize"]),
     unit!("few_experts", "1ca7f6afe63c4d52", ["down8_affine4", "down8_affine8", "down8_mxfp4", "down8_mxfp4_planes", "down8_nvfp4", "down8_q4_0", "down8_q4_k", "down8_q5_0", "down8_q5_k", "down8_q6_k", "down8_q8_0", "gate_up8_affine4", "gate_up8_affine8", "gate_up8_mxfp4", "gate_up8_mxfp4_planes", "gate_up8_nvfp4", "gate_up8_q4_0", "gate_up8_q4_k", "gate_up8_q5_0", "gate_up8_q5_k", "gate_up8_q6_k", "gate_up8_q8_0"]),
