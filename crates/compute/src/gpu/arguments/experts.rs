@@ -122,7 +122,14 @@ arguments! {
 
     ["cuda/joint_experts.cu" JointDownConstants]
     /// Of `joint_down8_…`.
-    JointDownConstants { part: PartConstants, tokens: usize, has_residual: bool, weighs: bool, route: RouteConstants }
+    JointDownConstants {
+        part: PartConstants,
+        tokens: usize,
+        has_residual: bool,
+        weighs: bool,
+        brings: bool,
+        route: RouteConstants,
+    }
 
     ["cuda/prefill.cu" ToF16Constants]
     /// Of `to_f16`.

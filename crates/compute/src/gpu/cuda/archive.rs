@@ -277,7 +277,7 @@ mod tests {
             (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
             (FastPath::Bytes, &["joint_products"]),
             (FastPath::Plain, &["product", "products", "batch_plain"]),
-            (FastPath::Early, &["early_products", "early_down8", "joint_down8"]),
+            (FastPath::Early, &["early_products", "early_down8", "copied_gate_up8", "joint_down8"]),
             (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
             (FastPath::Tensor, &["wide_linear", "wide_gate_up", "wide_down"]),
             (FastPath::Tensor, &["panel_products_16", "panel_products_32", "panel_products_64"]),

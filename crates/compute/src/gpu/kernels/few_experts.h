@@ -168,35 +168,44 @@ DEVICE void prefetch_rows(CTX, const GateUpConstants c, const GateUpBuffers b, u
     warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
 }
 
-// activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes `blocks` of 32.
-// x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
-// weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
-// Pairs of several tokens count fastest, so that an expert that some of them chose comes from memory once.
-// Grid: (bringing groups, rows / 32 / blocks, and one if it chooses, pairs), or the other way round.
-template <uint D>
-DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
-    const uint pair = c.beside ? ctx.group_x() : ctx.group_y(), number = c.beside ? ctx.group_y() : ctx.group_x();
-    const uint token = pair / c.top_k, cols = c.gate.format.cols;
-    if (number < c.bringing) return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, number, c.bringing);
-    const uint all = c.gate.rows / 32, first_block = (number - c.bringing) * c.blocks;
-    if (first_block >= all) {
+// What a group of gate and up does: `blocks` blocks of 32 outputs of a pair, none where there is nothing to multiply.
+struct GateUpGroup {
+    uint pair, expert, slot, first_block, blocks;
+    // What products are to be multiplied by.
+    float factor;
+};
+
+// Brings, chooses and rounds what a group needs before its products.
+DEVICE GateUpGroup entered_group(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m,
+                                 const RouteMemory r) {
+    GateUpGroup g = {0, 0, ABSENT, 0, 0, 1.0f};
+    g.pair = c.beside ? ctx.group_x() : ctx.group_y();
+    const uint number = c.beside ? ctx.group_y() : ctx.group_x();
+    const uint token = g.pair / c.top_k, cols = c.gate.format.cols;
+    if (number < c.bringing) {
+        bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, g.pair, number, c.bringing);
+        return g;
+    }
+    const uint all = c.gate.rows / 32;
+    g.first_block = (number - c.bringing) * c.blocks;
+    if (g.first_block >= all) {
         after_previous(ctx);
-        if (pair % c.top_k == 0)
-            write_choice(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, b.ids + pair,
-                         b.weights + pair);
-        return;
+        if (g.pair % c.top_k == 0)
+            write_choice(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, b.ids + g.pair,
+                         b.weights + g.pair);
+        return g;
     }
     if (!c.early) after_previous(ctx);
     const GPTR(const float) from = b.x + (ulong)token * cols;
-    float factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch,
-                               entering(ctx, c.norm, from, b.norm, cols));
+    g.factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch,
+                           entering(ctx, c.norm, from, b.norm, cols));
     const LaneTable t = lane_table(ctx, c, b);
     if (c.early) after_previous(ctx);
     PairExpert of;
     if (c.routes && warp_chooses(c.route)) {
         // One warp for all.
         if (ctx.warp() == 0) {
-            of = expert_by_warp(ctx, c, b, t, pair);
+            of = expert_by_warp(ctx, c, b, t, g.pair);
             if (ctx.lane() == 0) {
                 r.chosen[0] = of.expert;
                 r.chosen[1] = of.slot;
@@ -206,20 +215,40 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
         of.expert = r.chosen[0];
         of.slot = r.chosen[1];
     } else {
-        of = expert_of(ctx, c, b, r, pair);
+        of = expert_of(ctx, c, b, r, g.pair);
     }
-    if (of.slot == ABSENT) return;
-    if (c.weighs) factor *= b.weights[pair];
-    const uint blocks = all - first_block < c.blocks ? all - first_block : c.blocks;
-    prefetch_rows(ctx, c, b, of.slot, first_block * 32 + ctx.warp() * 4);
-    if (pieces_of<D>(c.gate.format) <= 32) gate_up_sums<D, true>(ctx, c, b, m, of.slot, first_block, blocks);
-    else gate_up_sums<D, false>(ctx, c, b, m, of.slot, first_block, blocks);
+    if (of.slot == ABSENT) return g;
+    g.expert = of.expert;
+    g.slot = of.slot;
+    if (c.weighs) g.factor *= b.weights[g.pair];
+    g.blocks = all - g.first_block < c.blocks ? all - g.first_block : c.blocks;
+    return g;
+}
+
+// Activates and rounds what a group has summed: a warp a block.
+DEVICE void write_group(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const GateUpGroup g) {
     barrier(ctx);
-    if (ctx.warp() >= blocks) return;
-    const uint row = (first_block + ctx.warp()) * 32, own = ctx.warp() * 64 + ctx.lane();
-    const float gate = has_gate(c) ? product_of(m.block[own], factor) : 0.0f, up = product_of(m.block[own + 32], factor);
-    const ulong to = (ulong)pair * c.gate.rows + row;
-    quantize_block(ctx, gated(c, b, of.expert, row + ctx.lane(), gate, up), b.bytes + to, b.scales + to / 32 * 2);
+    if (ctx.warp() >= g.blocks) return;
+    const uint row = (g.first_block + ctx.warp()) * 32, own = ctx.warp() * 64 + ctx.lane();
+    const float gate = has_gate(c) ? product_of(m.block[own], g.factor) : 0.0f;
+    const float up = product_of(m.block[own + 32], g.factor);
+    const ulong to = (ulong)g.pair * c.gate.rows + row;
+    quantize_block(ctx, gated(c, b, g.expert, row + ctx.lane(), gate, up), b.bytes + to, b.scales + to / 32 * 2);
+}
+
+// activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes `blocks` of 32.
+// x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
+// weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
+// Pairs of several tokens count fastest, so that an expert that some of them chose comes from memory once.
+// Grid: (bringing groups, rows / 32 / blocks, and one if it chooses, pairs), or the other way round.
+template <uint D>
+DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
+    const GateUpGroup g = entered_group(ctx, c, b, m, r);
+    if (g.blocks == 0) return;
+    prefetch_rows(ctx, c, b, g.slot, g.first_block * 32 + ctx.warp() * 4);
+    if (pieces_of<D>(c.gate.format) <= 32) gate_up_sums<D, true>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
+    else gate_up_sums<D, false>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
+    write_group(ctx, c, b, m, g);
 }
 
 struct DownConstants {

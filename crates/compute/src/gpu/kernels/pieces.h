@@ -300,6 +300,10 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
 CONSTANT int EXACT = 0x4b400000;
 DEVICE float exact_float(int v) { return as_float((uint)v) - 12582912.0f; }
 DEVICE float byte_float(uint v) { return as_float(0x4b000000u | v) - 8388608.0f; }
+// A byte as a float, 2²³ more; and times `scale`, which has no more than sixteen bits, so that nothing is rounded: `far` is
+// -2²³ · scale.
+DEVICE float far_byte(uint v) { return as_float(0x4b000000u | v); }
+DEVICE float scaled_byte(uint v, float scale, float far) { return fma_of(far_byte(v), scale, far); }
 
 // What the whole numbers of a piece are multiplied by, and what the scaled sums of its activations: the same for all tokens.
 struct PieceScales {
@@ -318,14 +322,15 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
         // Scales and minima of both sub-blocks, a byte each.
         const uint sc = s < 4 ? u & 0x3f3f : (w & 0x0f0f) | (u >> 2 & 0x3030);
         const uint m = s < 4 ? v & 0x3f3f : (w >> 4 & 0x0f0f) | (v >> 2 & 0x3030);
-        k.of[0] = product_of(d, byte_float(sc & 255));
-        k.of[1] = product_of(d, byte_float(sc >> 8));
-        k.less[0] = product_of(dmin, byte_float(m & 255));
-        k.less[1] = product_of(dmin, byte_float(m >> 8));
+        const float far = -8388608.0f * d, far_min = -8388608.0f * dmin;
+        k.of[0] = scaled_byte(sc & 255, d, far);
+        k.of[1] = scaled_byte(sc >> 8, d, far);
+        k.less[0] = scaled_byte(m & 255, dmin, far_min);
+        k.less[1] = scaled_byte(m >> 8, dmin, far_min);
     } else if (D == Q6_K) {
 #pragma unroll
         for (uint i = 0; i < 4; ++i)
-            k.of[i] = product_of(r.scale, byte_float((r.bytes >> (8 * i) & 255) ^ 128) - 128.0f);
+            k.of[i] = product_of(r.scale, far_byte((r.bytes >> (8 * i) & 255) ^ 128) - 8388736.0f);
     } else if (D == NVFP4) {
         k.of[0] = product_of(r.scale, e4m3(r.bytes & 255));
         k.of[1] = product_of(r.scale, e4m3(r.bytes >> 8));

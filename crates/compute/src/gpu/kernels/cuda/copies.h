@@ -59,30 +59,86 @@ DEVICE void await_async() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
 DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }
 
-// The sixteen bytes at p + offset, a multiple of 2, in shared memory: words are cheaper there than what aligned sixteen bytes
-// take to be shifted. Reads up to the next word.
-DEVICE Word4 loose_words(const uchar* p, uint offset) {
-    const uint by = (uint)(ulong)(p + offset) & 3;
-    const uint* const from = (const uint*)(p + offset - by);
-    const uint w0 = from[0], w1 = from[1], w2 = from[2], w3 = from[3], w4 = from[4];
-    return Word4{__funnelshift_r(w0, w1, 8 * by), __funnelshift_r(w1, w2, 8 * by), __funnelshift_r(w2, w3, 8 * by),
-                 __funnelshift_r(w3, w4, 8 * by)};
+// Sixteen bytes in shared memory, `by` bits after a word: words are cheaper there than what aligned sixteen bytes take to be
+// shifted. Reads up to the next word.
+DEVICE Word4 loose_words(const uchar* from, uint by) {
+    const uint* const w = (const uint*)from;
+    return Word4{__funnelshift_r(w[0], w[1], by), __funnelshift_r(w[1], w[2], by), __funnelshift_r(w[2], w[3], by),
+                 __funnelshift_r(w[3], w[4], by)};
 }
 
-// `raw_of` in shared memory.
+// `raw_of` piece 4i + t of a row in shared memory, `at` bytes after what is aligned to sixteen.
 template <uint D>
-DEVICE Raw copied_raw(const Format& f, const Row row, uint p) {
-    if (D != Q6_K) return raw_of<D>(f, row, p);
+DEVICE Raw copied_raw(const Format& f, const uchar* aligned, uint at, uint i, uint t) {
+    if (D != Q6_K) return raw_of<D>(f, Row{aligned + at, nullptr, nullptr}, 4 * i + t);
     Raw r;
-    const uchar* const b = row.plane0 + p / 4 * 210;
-    const uint n = p % 4 / 2, half = p % 2;
-    r.a = loose_words(b, 64 * n + 16 * half);
-    r.b = loose_words(b, 64 * n + 32 + 16 * half);
-    r.c = loose_words(b, 128 + 32 * n + 16 * half);
+    const uint n = t / 2, half = t % 2, begin = at + 210 * i, by = begin & 3;
+    const uchar* const words = aligned + (begin - by);
+    const uchar* const low = words + (64 * n + 16 * half);
+    r.a = loose_words(low, 8 * by);
+    r.b = loose_words(low + 32, 8 * by);
+    r.c = loose_words(words + (128 + 32 * n + 16 * half), 8 * by);
+    const uchar* const b = aligned + begin;
     const uchar* const sc = b + (192 + 8 * n + half);
     r.bytes = (uint)sc[0] | (uint)sc[2] << 8 | (uint)sc[4] << 16 | (uint)sc[6] << 24;
     r.scale = half_at(b, 208);
     return r;
+}
+
+// A pair's activations in shared memory, where every 128 columns have 160 bytes: lanes with four pieces side by side then read
+// different banks.
+struct PaddedActivations {
+    const uchar* bytes;
+    const float* scales;
+};
+DEVICE uint padded_bytes(uint cols) { return (cols + 127) / 128 * 160; }
+DEVICE uint padded_at(uint column) { return column / 128 * 160 + column % 128; }
+
+DEVICE Word4 sixteen(const uchar* p) {
+    const uint4 w = *(const uint4*)p;
+    return Word4{w.x, w.y, w.z, w.w};
+}
+DEVICE Float4 four_floats(const float* p) {
+    const float4 v = *(const float4*)p;
+    return Float4{v.x, v.y, v.z, v.w};
+}
+
+// `chunk_of` piece 4i + t.
+template <uint D>
+DEVICE Chunk padded_chunk(const PaddedActivations& x, uint i, uint t) {
+    Chunk k;
+    if (D == Q4_K || D == Q5_K) {
+        const uchar* const own = x.bytes + (320 * i + t / 2 * 160 + t % 2 * 64);
+        k.a = sixteen(own);
+        k.b = sixteen(own + 16);
+        k.c = sixteen(own + 32);
+        k.d = sixteen(own + 48);
+        const Float4 both = four_floats(x.scales + (16 * i + 4 * t));
+        k.of.scales[0] = both.x;
+        k.of.sums[0] = both.y;
+        k.of.scales[1] = both.z;
+        k.of.sums[1] = both.w;
+    } else if (D == Q6_K) {
+        const uchar* const own = x.bytes + (320 * i + t / 2 * 160 + t % 2 * 16);
+        k.a = sixteen(own);
+        k.b = sixteen(own + 32);
+        k.c = sixteen(own + 64);
+        k.d = sixteen(own + 96);
+        const float* const of = x.scales + (16 * i + t / 2 * 8);
+        const Float4 low = four_floats(of), high = four_floats(of + 4);
+        k.of.scales[0] = low.x;
+        k.of.scales[1] = low.z;
+        k.of.scales[2] = high.x;
+        k.of.scales[3] = high.z;
+    } else {
+        const uchar* const own = x.bytes + (160 * i + 32 * t);
+        k.a = sixteen(own);
+        k.b = sixteen(own + 16);
+        const float2 of = *(const float2*)(x.scales + (8 * i + 2 * t));
+        k.of.scales[0] = of.x;
+        k.of.sums[0] = of.y;
+    }
+    return k;
 }
 
 DEVICE int dot16(const Word4 a, const Word4 b, int sum) {

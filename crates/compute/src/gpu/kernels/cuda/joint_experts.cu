@@ -1,5 +1,6 @@
-// Routed experts of 2 to 8 tokens, all of whose experts are there: one that several tokens chose is read once. What
-// `few_experts.h` does, with the same bits. Groups choose the experts of all tokens for themselves, by the logits of the router.
+// Routed experts of 2 to 8 tokens whose weights pass through shared memory, and down projections of one: what `few_experts.h`
+// does, with the same bits. Down projections are of experts that are all there, read once for all tokens that chose them; groups
+// choose the experts of all tokens for themselves, by the logits of the router.
 #define WEIGHTS_IN_SHARED_MEMORY
 #define WITHOUT_KERNELS
 #include "few_experts.h"
@@ -7,8 +8,6 @@
 
 // Tokens, and their pairs, at most; warps of a group, and rows of an expert that it takes.
 CONSTANT uint JOINT_TOKENS = 8, JOINT_PAIRS = JOINT_TOKENS * WARP_CHOSEN, JOINT_WARPS = 8, JOINT_ROWS = 8;
-// Of those rows, what is copied at once.
-CONSTANT uint HALF_ROWS = JOINT_ROWS / 2;
 
 // The pairs of all tokens, those of an expert beside each other.
 struct JointPairs {
@@ -67,11 +66,13 @@ struct JointDownConstants {
     Part part;
     uint tokens;
     uint has_residual, weighs;
+    // Whether a warp brings activations to shared memory; else it reads them where they are.
+    uint brings;
     RouteConstants route;
 };
 
 struct JointDownMemory {
-    // (JOINT_WARPS): rows of an expert that a warp has or waits for, and for both halves who counts their copies.
+    // (JOINT_WARPS): rows of an expert and activations that a warp has or waits for, and who counts copies of rows.
     uchar* rows;
     ulong* bars;
     // (pairs, JOINT_ROWS): the product of each pair and row; (pairs): what pairs count.
@@ -79,94 +80,121 @@ struct JointDownMemory {
     float* weights;
 };
 
-// Copies are of whole sixteen bytes: where half of the rows are not, the second half begins with bytes of the first.
-struct HalfCopy {
-    // Where it begins in the rows' bytes, how many it has, and where it lies in a warp's memory.
-    uint from, bytes, to;
-};
-
-DEVICE HalfCopy half_copy(uint stride, uint half) {
-    const uint middle = HALF_ROWS * stride, begin = middle & ~15u, end = (middle + 15) & ~15u;
-    if (half == 0) return HalfCopy{0, end, 0};
-    return HalfCopy{begin, JOINT_ROWS * stride - begin, end};
+// Of a warp's memory: bytes of its rows, and of them with the activations of a pair and their scales.
+DEVICE uint copied_rows(uint stride) { return JOINT_ROWS * stride + 16; }
+DEVICE uint warp_bytes(uint stride, uint cols, bool brings) {
+    return copied_rows(stride) + (brings ? padded_bytes(cols) + cols / 4 : 0);
 }
 
-// Bytes of a warp's memory.
-DEVICE uint warp_rows(uint stride) { return JOINT_ROWS * stride + 16; }
+// Piece 4i + t of a pair's activations.
+template <uint D>
+DEVICE Chunk piece_of(const PaddedActivations& x, uint i, uint t) { return padded_chunk<D>(x, i, t); }
+template <uint D>
+DEVICE Chunk piece_of(const Activations& x, uint i, uint t) { return chunk_of<D>(x, 4 * i + t); }
 
-// HALF_ROWS rows of down · x from `first` on for a pair, of which a lane has piece `lane` of its activations: two rows a team at
-// once.
-template <uint D, uint TEAM>
-DEVICE void pair_rows(CTX, const Part& part, const uchar* rows, uint first, const Chunk& k, float* products) {
-    constexpr uint N = 2, TEAMS = 32 / TEAM;
-    const uint lane = ctx.lane() % TEAM, stride = part.format.strides[0];
-    const bool is_within = lane < pieces_of<D>(part.format);
-    const PieceDots begun = begun_dots<D>(k);
-#pragma unroll 1
-    for (uint row = first + ctx.lane() / TEAM; row < first + HALF_ROWS; row += N * TEAMS) {
-        Sums<N> sums;
+// Four lanes multiply a row: of t = lane % 4 pieces t, t + 4, …, its *leaves*. They are added as lanes with a piece each would add
+// them in `team_sums`, where those half of the lanes apart meet first.
+template <uint D, class X>
+DEVICE float leaf_of(CTX, const Part& part, const uchar* rows, const X& x, uint i) {
+    const uint t = ctx.lane() % 4, at = ctx.lane() / 4 * part.format.strides[0];
+    const Chunk k = piece_of<D>(x, i, t);
+    return 0.0f + copied_dot<D>(copied_raw<D>(part.format, rows, at, i, t), k, begun_dots<D>(k), t);
+}
+
+// Of COUNT leaves, four at most, that all lanes have.
+template <uint D, uint COUNT, class X>
+DEVICE float few_leaves(CTX, const Part& part, const uchar* rows, const X& x) {
+    float of[4];
 #pragma unroll
-        for (uint n = 0; n < N; ++n) {
-            const Row own = {rows + (row + n * TEAMS) * stride, nullptr, nullptr};
-            sums.v[n] = 0.0f;
-            if (is_within) sums.v[n] += copied_dot<D>(copied_raw<D>(part.format, own, lane), k, begun, lane);
-        }
-        const float sum = team_sums<N>(ctx, sums, TEAM);
-        if (lane % (TEAM / N) == 0) products[row + lane / (TEAM / N) * TEAMS] = sum;
+    for (uint i = 0; i < 4; ++i) of[i] = i < COUNT ? leaf_of<D>(ctx, part, rows, x, i) : 0.0f;
+    return (of[0] + of[2]) + (of[1] + of[3]);
+}
+
+// Of as many as there are, eight at most.
+template <uint D, class X>
+DEVICE float leaves_of(CTX, const Part& part, const uchar* rows, const X& x, uint pieces) {
+    const uint t = ctx.lane() % 4, half = pieces <= 16 ? 2 : 4;
+    float two = 0.0f, four = 0.0f;
+#pragma unroll 1
+    for (uint i = 0; i < half; ++i) {
+        // 0 and 1, or 0, 2, 1 and 3, each with the one half of them further.
+        const uint first = half == 2 ? i : (i & 1) << 1 | i >> 1, second = first + half;
+        const float low = 4 * first + t < pieces ? leaf_of<D>(ctx, part, rows, x, first) : 0.0f;
+        const float high = 4 * second + t < pieces ? leaf_of<D>(ctx, part, rows, x, second) : 0.0f;
+        if (i % 2 == 0) two = low + high;
+        else if (i == 1) four = two + (low + high);
+        else four = four + (two + (low + high));
     }
+    return four;
+}
+
+// JOINT_ROWS rows of down · x for a pair, its activations in shared memory or not.
+template <uint D>
+DEVICE float pair_rows(CTX, const Part& part, const uchar* rows, const PaddedActivations& x) {
+    const uint pieces = pieces_of<D>(part.format);
+    if (pieces == 12) return few_leaves<D, 3>(ctx, part, rows, x);
+    if (pieces == 8) return few_leaves<D, 2>(ctx, part, rows, x);
+    return leaves_of<D>(ctx, part, rows, x, pieces);
+}
+template <uint D>
+DEVICE float pair_rows(CTX, const Part& part, const uchar* rows, const Activations& x) {
+    return leaves_of<D>(ctx, part, rows, x, pieces_of<D>(part.format));
 }
 
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows). A
-// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for half of its expert's rows, and asks for
-// those of its next one when it has multiplied them. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
+// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for its expert's rows, and asks for those of
+// its next one when it has multiplied them. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
 template <uint D>
 DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
                         const JointDownMemory& m, const JointPairs& pairs) {
-    const uint count = c.tokens * c.route.top_k, stride = c.part.format.strides[0];
-    const uint cols = c.part.format.cols, pieces = pieces_of<D>(c.part.format);
-    uchar* const rows = m.rows + ctx.warp() * warp_rows(stride);
-    ulong* const bars = m.bars + 2 * ctx.warp();
-    if (ctx.thread() < 2 * JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
+    const uint count = c.tokens * c.route.top_k, stride = c.part.format.strides[0], cols = c.part.format.cols;
+    uchar* const rows = m.rows + ctx.warp() * warp_bytes(stride, cols, c.brings);
+    uchar* const own_bytes = rows + copied_rows(stride);
+    float* const own_scales = (float*)(own_bytes + padded_bytes(cols));
+    ulong* const bar = m.bars + ctx.warp();
+    if (ctx.thread() < JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
     list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
-    const auto ask = [&](uint at, uint half) {
+    const auto ask_rows = [&](uint at) {
         if (at >= count) return;
         const Row from = expert_row(b.slots, pairs.slots[at], c.part, ctx.group_x() * JOINT_ROWS);
-        const HalfCopy copy = half_copy(stride, half);
-        copy_ahead(ctx, rows + copy.to, from.plane0 + copy.from, copy.bytes, bars + half);
+        copy_ahead(ctx, rows, from.plane0, JOINT_ROWS * stride, bar);
     };
-    ask(ctx.warp(), 0);
-    ask(ctx.warp(), 1);
+    const auto ask_activations = [&](uint at) {
+        if (at >= count || !c.brings) return;
+        const uint pair = pairs.listed[at], lane = ctx.lane();
+        const uchar* const bytes = b.bytes + pair * cols;
+#pragma unroll 1
+        for (uint i = 16 * lane; i < cols; i += 16 * 32) copy_async<16>(own_bytes + padded_at(i), bytes + i);
+        const float* const from = b.scales + pair * (cols / 16);
+#pragma unroll 1
+        for (uint i = 4 * lane; i < cols / 16; i += 4 * 32) copy_async<16>(own_scales + i, from + i);
+    };
+    ask_rows(ctx.warp());
     after_previous(ctx);
+    ask_activations(ctx.warp());
     if (ctx.thread() < count) m.weights[ctx.thread()] = c.weighs ? b.weights[ctx.thread()] : 1.0f;
     const ulong to = (ulong)ctx.lane() * c.part.rows + ctx.group_x() * JOINT_ROWS + ctx.warp();
     const float residual = ctx.lane() < c.tokens && c.has_residual ? b.residual[to] : 0.0f;
-    // Half a warp has enough lanes for a short row.
-    const bool is_short = pieces <= 16;
-    const uint own = ctx.lane() % (is_short ? 16 : 32);
-    const auto activations = [&](uint at) {
-        Chunk k = {};
-        if (at >= count || own >= pieces) return k;
-        const uint pair = pairs.listed[at];
-        const Activations x = {b.bytes + pair * cols, b.scales + pair * (cols / 32) * 2};
-        return chunk_of<D>(x, own);
-    };
-    Chunk next = activations(ctx.warp());
     uint parity = 0;
     for (uint at = ctx.warp(); at < count; at += JOINT_WARPS) {
-        const Chunk k = next;
-        next = activations(at + JOINT_WARPS);
-        float* const products = m.products + pairs.listed[at] * JOINT_ROWS;
-#pragma unroll 1
-        for (uint half = 0; half < 2; ++half) {
-            await_copies(bars + half, parity);
-            __syncwarp();
-            const HalfCopy copy = half_copy(stride, half);
-            const uchar* const own = rows + (copy.to - copy.from);
-            if (is_short) pair_rows<D, 16>(ctx, c.part, own, half * HALF_ROWS, k, products);
-            else pair_rows<D, 32>(ctx, c.part, own, half * HALF_ROWS, k, products);
-            __syncwarp();
-            ask(at + JOINT_WARPS, half);
+        await_async();
+        await_copies(bar, parity);
+        __syncwarp();
+        const uint pair = pairs.listed[at];
+        float sum;
+        if (c.brings) {
+            const PaddedActivations x = {own_bytes, own_scales};
+            sum = pair_rows<D>(ctx, c.part, rows, x);
+        } else {
+            const Activations x = {b.bytes + pair * cols, b.scales + pair * (cols / 16)};
+            sum = pair_rows<D>(ctx, c.part, rows, x);
         }
+        sum += lane_xor(ctx, sum, 2);
+        sum += lane_xor(ctx, sum, 1);
+        if (ctx.lane() % 4 == 0) m.products[pair * JOINT_ROWS + ctx.lane() / 4] = sum;
+        __syncwarp();
+        ask_rows(at + JOINT_WARPS);
+        ask_activations(at + JOINT_WARPS);
         parity ^= 1;
     }
     barrier(ctx);
@@ -179,21 +207,87 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
     b.out[to] = total + residual;
 }
 
+// Rows of gate, and then of up, that a warp has in shared memory: those that it multiplies next.
+CONSTANT uint COPIED_ROWS = 4;
+
+// `gate_up8` of rows of 32 pieces at most, if a warp can choose or what was chosen is known: a warp takes its rows of a block
+// from shared memory, four of gate and four of up by turns, and asks for the next ones as soon as it has them in registers, so
+// that they come while it multiplies. `rows`: COPIED_ROWS a warp; `bars`: one a warp.
+template <uint D>
+DEVICE void copied_gate_up8(CTX, const GateUpConstants& c, const GateUpBuffers& b, const GateUpMemory& m, const RouteMemory& r,
+                            uchar* rows, ulong* bars) {
+    const uint stride = c.gate.format.strides[0];
+    ulong* const bar = bars + ctx.warp();
+    uchar* const mine = rows + ctx.warp() * COPIED_ROWS * stride;
+    if (ctx.thread() < ctx.warps()) expect_copies(bars + ctx.thread(), 1);
+    const GateUpGroup g = entered_group(ctx, c, b, m, r);
+    if (g.blocks == 0) return;
+    // Of block i / 2 rows of gate, or of up.
+    const auto ask = [&](uint i) {
+        const uint first = (g.first_block + i / 2) * 32 + ctx.warp() * COPIED_ROWS;
+        const Row from = expert_row(b.slots, g.slot, i % 2 ? c.up : c.gate, first);
+        copy_ahead(ctx, mine, from.plane0, COPIED_ROWS * stride, bar);
+    };
+    ask(0);
+    const LocalActivations x = {m.words, m.scales};
+    const bool is_within = ctx.lane() < pieces_of<D>(c.gate.format);
+    const uint own = is_within ? ctx.lane() : 0;
+    const Chunk k = chunk_of<D>(x, own);
+    uint parity = 0;
+#pragma unroll 1
+    for (uint i = 0; i < 2 * g.blocks; ++i) {
+        await_copies(bar, parity);
+        parity ^= 1;
+        Raws<4, 1> raws;
+#pragma unroll
+        for (uint n = 0; n < 4; ++n) raws.raw[n][0] = copied_raw<D>(c.gate.format, mine, n * stride, own / 4, own % 4);
+        __syncwarp();
+        if (i + 1 < 2 * g.blocks) ask(i + 1);
+        const float sum = team_sums<4>(ctx, short_dots<D, 4, 1>(raws, k, own, is_within), 32);
+        if (ctx.lane() % 8 == 0) m.block[i * 32 + ctx.warp() * COPIED_ROWS + ctx.lane() / 8] = sum;
+    }
+    write_group(ctx, c, b, m, g);
+}
+
 extern __shared__ __align__(128) uchar dynamic[];
+
+// The widest rows of `copied_gate_up8`. Dynamic memory: the warps' rows.
+CONSTANT uint COPIED_COLUMNS = 2048;
+#define COPIED_EXPERTS(name, D)                                                                                          \
+    KERNEL_AHEAD(copied_gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),    \
+                 (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),        \
+                 (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),                      \
+                 (const uint, fetches), (const uchar, host)) {                                                           \
+        SHARED(uint, words, COPIED_COLUMNS / 4);                                                                         \
+        SHARED(float, x_scales, COPIED_COLUMNS / 16);                                                                    \
+        SHARED(float, scratch, 8);                                                                                       \
+        SHARED(float, block, 64 * MOST_BLOCKS);                                                                          \
+        SHARED(float, scores, WARP_EXPERTS);                                                                             \
+        SHARED(uint, keys, WARP_EXPERTS);                                                                                \
+        SHARED(uint, group_keys, WARP_EXPERTS);                                                                          \
+        SHARED(uint, chosen, MAX_CHOSEN);                                                                                \
+        SHARED(ulong, bars, JOINT_WARPS);                                                                                \
+        const GateUpBuffers b = {slots, table,     logits,  correction, ids,    weights, x,                              \
+                                 norm,  gate_bias, up_bias, bytes,      scales, fetches, host};                          \
+        const GateUpMemory m = {words, x_scales, scratch, block};                                                        \
+        const RouteMemory r = {scores, keys, group_keys, chosen};                                                        \
+        copied_gate_up8<D>(ctx, c, b, m, r, dynamic, bars);                                                              \
+    }
 
 // Dynamic memory: the warps' rows, and the products of all pairs.
 #define JOINT_EXPERTS(name, D)                                                                                  \
     KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),             \
                  (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),  \
                  (float, out), (const float, logits)) {                                                         \
-        SHARED(ulong, bars, 2 * JOINT_WARPS);                                                                   \
+        SHARED(ulong, bars, JOINT_WARPS);                                                                       \
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
         JOINT_MEMORY(pairs);                                                                                    \
         const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
-        float* const products = (float*)(dynamic + JOINT_WARPS * warp_rows(c.part.format.strides[0]));          \
+        const uint each = warp_bytes(c.part.format.strides[0], c.part.format.cols, c.brings);                   \
+        float* const products = (float*)(dynamic + JOINT_WARPS * each);                                         \
         const JointDownMemory m = {dynamic, bars, products, own_weights};                                       \
         joint_down8<D>(ctx, c, b, logits, m, pairs);                                                            \
     }
 
-#define JOINT_OF_ONE(name, D, code, few, early, ...) IF_##early(JOINT_EXPERTS(name, D))
+#define JOINT_OF_ONE(name, D, code, few, early, ...) IF_##early(COPIED_EXPERTS(name, D) JOINT_EXPERTS(name, D))
 ENCODINGS(JOINT_OF_ONE)

@@ -128,6 +128,15 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
     IF_BYTES_##few(JOINT_PRODUCTS(name, joint_part<D>(ctx, c, own, b, words);))
 
 ENCODINGS(JOINT_OF_ONE)
+// Of weights in several encodings of blocks of 256, as most files have them: the next kernel is twice as much code, and takes
+// longer for it.
+JOINT_PRODUCTS(k_quants, {
+    switch (own.part.format.kind & 255) {
+    case Q4_K: return joint_part<Q4_K>(ctx, c, own, b, words);
+    case Q5_K: return joint_part<Q5_K>(ctx, c, own, b, words);
+    default: return joint_part<Q6_K>(ctx, c, own, b, words);
+    }
+})
 // Of weights in several encodings: those that `products_mixed` has.
 JOINT_PRODUCTS(mixed, {
     const uint bits = own.part.format.kind >> 16 & 15;

@@ -8,7 +8,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::{EARLY_UNIT, JOINT_EXPERTS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
-use crate::gpu::lower::linear::{COPY_UNIT, MOST_JOINT_ROWS};
+use crate::gpu::lower::linear::{COPY_UNIT, MOST_JOINT_ROWS, columns_at_once};
 use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{ExpertMlp, ExpertSetId, Routing, Score, Value, Weighted};
@@ -21,6 +21,8 @@ const WARP_CHOSEN: usize = 32;
 
 /// Columns of eight quads, as `quad_at` of `kernels/pieces.h` orders them.
 const QUADS_COLUMNS: usize = 128;
+/// As `padded_bytes` of `kernels/cuda/copies.h` has it: bytes of so many columns.
+const PADDED_BYTES: usize = 160;
 /// Threadgroup memory for copies of down weights and for activations, at most: two groups find room in the half of a
 /// multiprocessor's memory that groups get.
 const MOST_COPIED_DOWN: usize = 56 << 10;
@@ -32,6 +34,8 @@ const GATE_UP_GROUPS: usize = 2;
 const ENTERING_COST: usize = 4;
 const BLOCK_COST: usize = 3;
 
+/// Rows of gate or up that a warp copies at once, as in `kernels/cuda/joint_experts.cu`.
+const COPIED_ROWS: usize = 4;
 /// Groups of the kernel that reads an expert's down weights once for all rows, at least.
 const JOINT_GROUPS: usize = 192;
 /// Threadgroup memory for what their warps have of experts, at most: two groups find room.
@@ -235,8 +239,30 @@ impl Lowering<'_> {
             brought: rest.map(|rest| rest.rest).unwrap_or_default(),
         };
         let groups = bringing + all.div_ceil(blocks) + usize::from(routes);
-        Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
-            .over(if beside { [pairs, groups, 1] } else { [groups, pairs, 1] }, THREADS)
+        let over = if beside { [pairs, groups, 1] } else { [groups, pairs, 1] };
+        match self.copied_gate_up(e).filter(|_| beside) {
+            Some(shared) => {
+                let kernel = "copied_gate_up8";
+                let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel, buffers: &buffers, constants };
+                Dispatch { shared, ..launch.over(over, THREADS) }
+            }
+            None => Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
+                .over(over, THREADS),
+        }
+    }
+
+    /// Threadgroup memory of the kernel that has rows of gate and up copied while it multiplies those before; nothing if that
+    /// does not suit them.
+    fn copied_gate_up(&self, e: &FewExperts<'_>) -> Option<u32> {
+        let gate = &e.parts[0].matrix;
+        let row = gate.dtype.row_bytes(0, gate.cols).ok()?;
+        let suits = self.memory.info.copies_ahead
+            && self.own_choice(e).is_none_or(by_warp)
+            && kernel_name(gate.dtype, FastPath::Early).is_some()
+            && e.mlp.activation.is_gated()
+            && gate.cols <= columns_at_once(gate.dtype)
+            && (COPIED_ROWS * row).is_multiple_of(16);
+        suits.then_some((WARPS * COPIED_ROWS * row + COPY_UNIT) as u32)
     }
 
     /// Where outputs go, summed or not, and how many rows there are.
@@ -275,7 +301,11 @@ impl Lowering<'_> {
         let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
         let [each, _] = self.copied(choice, down)?;
         let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
-        let taken = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
+        let least = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
+        let cols = down.matrix.cols;
+        let entered = cols.div_ceil(QUADS_COLUMNS) * PADDED_BYTES + cols / 4;
+        let brings = least + WARPS * entered <= MOST_JOINT_DOWN;
+        let taken = if brings { least + WARPS * entered } else { least };
         let suits = self.rows <= MOST_JOINT_ROWS
             && groups >= JOINT_GROUPS
             && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)
@@ -294,6 +324,7 @@ impl Lowering<'_> {
             tokens: self.rows,
             has_residual: e.residual.is_some(),
             weighs: e.mlp.weighted != Weighted::Input,
+            brings,
             route: RouteConstants::new(&choice.route, false),
         };
         let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel: "joint_down8", buffers: &buffers, constants };

@@ -1,6 +1,7 @@
 //! Lowering to the kernels of `kernels/cuda/joint_rows.cu`: products of few rows that read a weight once for all of them, with
 //! the bits of those that read it once a row.
 
+use super::pieces::is_super_block;
 use crate::gpu::arguments::BatchProductsConstants;
 use crate::gpu::device::Dispatch;
 use crate::gpu::kernels::JOINT_ROWS_UNIT;
@@ -43,6 +44,8 @@ impl Lowering<'_> {
         let (first, _) = spans[0];
         let ([bytes, scales, factors], enter) = self.enter_batch(first.x);
         let (parts, name) = self.parts(spans);
+        let mut dtypes = spans.iter().map(|(p, _)| self.weight(p.weight).matrix.dtype);
+        let name = if name == "mixed" && dtypes.all(is_super_block) { "k_quants" } else { name };
         let groups = parts.iter().map(|part| part.groups).sum();
         let out = |i: usize| self.value(spans.get(i).map_or(first, |(p, _)| *p).out);
         let residual = first.residual.map_or(self.input(0), |r| self.value(r));

@@ -14,6 +14,7 @@ mod wide;
 pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
 pub(super) use self::early::COPY_UNIT;
 pub(super) use self::joint::MOST_JOINT_ROWS;
+pub(super) use self::pieces::columns_at_once;
 pub(super) use self::wide::{Division, width};
 
 use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS, named};

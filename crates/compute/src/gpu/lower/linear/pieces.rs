@@ -3,7 +3,7 @@
 use crate::DType;
 
 /// Columns of which a warp's lanes have a piece each.
-pub(super) fn columns_at_once(dtype: DType) -> usize {
+pub(in crate::gpu::lower) fn columns_at_once(dtype: DType) -> usize {
     if is_super_block(dtype) { 2048 } else { 1024 }
 }
 
