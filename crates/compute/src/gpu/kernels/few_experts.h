@@ -251,6 +251,27 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     write_group(ctx, c, b, m, g);
 }
 
+// A kernel of gate and up: of rows of so many columns and so many experts to choose from at most.
+#define GATE_UP(name, columns, experts, ...)                                                                      \
+    KERNEL_AHEAD(name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),               \
+                 (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm), \
+                 (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),               \
+                 (const uint, fetches), (const uchar, host)) {                                                    \
+        SHARED(uint, words, (columns) / 4);                                                                       \
+        SHARED(float, x_scales, (columns) / 16);                                                                  \
+        SHARED(float, scratch, 8);                                                                                \
+        SHARED(float, block, 64 * MOST_BLOCKS);                                                                   \
+        SHARED(float, scores, experts);                                                                           \
+        SHARED(uint, keys, experts);                                                                              \
+        SHARED(uint, group_keys, experts);                                                                        \
+        SHARED(uint, chosen, MAX_CHOSEN);                                                                         \
+        const GateUpBuffers b = {slots, table,     logits,  correction, ids,    weights, x,                       \
+                                 norm,  gate_bias, up_bias, bytes,      scales, fetches, host};                   \
+        const GateUpMemory m = {words, x_scales, scratch, block};                                                 \
+        const RouteMemory r = {scores, keys, group_keys, chosen};                                                 \
+        __VA_ARGS__                                                                                               \
+    }
+
 struct DownConstants {
     Part part;
     uint top_k;
@@ -363,30 +384,13 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
 }
 
 #ifndef WITHOUT_KERNELS
-#define OF_EXPERTS(name, D)                                                                                       \
-    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),    \
-                 (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm), \
-                 (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),               \
-                 (const uint, fetches), (const uchar, host)) {                                                    \
-        SHARED(uint, words, MOST_COLUMNS / 4);                                                                    \
-        SHARED(float, x_scales, MOST_COLUMNS / 16);                                                               \
-        SHARED(float, scratch, 8);                                                                                \
-        SHARED(float, block, 64 * MOST_BLOCKS);                                                                   \
-        SHARED(float, scores, MAX_EXPERTS);                                                                       \
-        SHARED(uint, keys, MAX_EXPERTS);                                                                          \
-        SHARED(uint, group_keys, MAX_EXPERTS);                                                                    \
-        SHARED(uint, chosen, MAX_CHOSEN);                                                                         \
-        const GateUpBuffers b = {slots, table,     logits,  correction, ids,    weights, x,                       \
-                                 norm,  gate_bias, up_bias, bytes,      scales, fetches, host};                   \
-        const GateUpMemory m = {words, x_scales, scratch, block};                                                 \
-        const RouteMemory r = {scores, keys, group_keys, chosen};                                                 \
-        gate_up8<D>(ctx, c, b, m, r);                                                                             \
-    }                                                                                                             \
-    KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),             \
-           (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),              \
-           (const float, residual), (const float, handed), (float, out)) {                                        \
-        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, handed, out};           \
-        down8<D>(ctx, c, b);                                                                                      \
+#define OF_EXPERTS(name, D)                                                                               \
+    GATE_UP(gate_up8_##name, MOST_COLUMNS, MAX_EXPERTS, gate_up8<D>(ctx, c, b, m, r);)                    \
+    KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),     \
+           (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),      \
+           (const float, residual), (const float, handed), (float, out)) {                                \
+        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, handed, out};   \
+        down8<D>(ctx, c, b);                                                                              \
     }
 
 #define OF_ENCODING(name, D, code, few, ...) IF_BYTES_##few(OF_EXPERTS(name, D))

@@ -299,10 +299,10 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
 // A whole number of less than 2²² as a float, from its sum with EXACT: exact, and cheaper than a conversion.
 CONSTANT int EXACT = 0x4b400000;
 DEVICE float exact_float(int v) { return as_float((uint)v) - 12582912.0f; }
-DEVICE float byte_float(uint v) { return as_float(0x4b000000u | v) - 8388608.0f; }
-// A byte as a float, 2²³ more; and times `scale`, which has no more than sixteen bits, so that nothing is rounded: `far` is
-// -2²³ · scale.
+// A byte as a float, 2²³ more and as it is; and times `scale`, which has no more than sixteen bits, so that nothing is rounded:
+// `far` is -2²³ · scale.
 DEVICE float far_byte(uint v) { return as_float(0x4b000000u | v); }
+DEVICE float byte_float(uint v) { return far_byte(v) - 8388608.0f; }
 DEVICE float scaled_byte(uint v, float scale, float far) { return fma_of(far_byte(v), scale, far); }
 
 // What the whole numbers of a piece are multiplied by, and what the scaled sums of its activations: the same for all tokens.

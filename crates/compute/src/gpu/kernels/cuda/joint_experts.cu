@@ -253,26 +253,10 @@ extern __shared__ __align__(128) uchar dynamic[];
 
 // The widest rows of `copied_gate_up8`. Dynamic memory: the warps' rows.
 CONSTANT uint COPIED_COLUMNS = 2048;
-#define COPIED_EXPERTS(name, D)                                                                                          \
-    KERNEL_AHEAD(copied_gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),    \
-                 (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),        \
-                 (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),                      \
-                 (const uint, fetches), (const uchar, host)) {                                                           \
-        SHARED(uint, words, COPIED_COLUMNS / 4);                                                                         \
-        SHARED(float, x_scales, COPIED_COLUMNS / 16);                                                                    \
-        SHARED(float, scratch, 8);                                                                                       \
-        SHARED(float, block, 64 * MOST_BLOCKS);                                                                          \
-        SHARED(float, scores, WARP_EXPERTS);                                                                             \
-        SHARED(uint, keys, WARP_EXPERTS);                                                                                \
-        SHARED(uint, group_keys, WARP_EXPERTS);                                                                          \
-        SHARED(uint, chosen, MAX_CHOSEN);                                                                                \
-        SHARED(ulong, bars, JOINT_WARPS);                                                                                \
-        const GateUpBuffers b = {slots, table,     logits,  correction, ids,    weights, x,                              \
-                                 norm,  gate_bias, up_bias, bytes,      scales, fetches, host};                          \
-        const GateUpMemory m = {words, x_scales, scratch, block};                                                        \
-        const RouteMemory r = {scores, keys, group_keys, chosen};                                                        \
-        copied_gate_up8<D>(ctx, c, b, m, r, dynamic, bars);                                                              \
-    }
+#define COPIED_EXPERTS(name, D)                                       \
+    GATE_UP(copied_gate_up8_##name, COPIED_COLUMNS, WARP_EXPERTS,     \
+            SHARED(ulong, bars, JOINT_WARPS);                         \
+            copied_gate_up8<D>(ctx, c, b, m, r, dynamic, bars);)
 
 // Dynamic memory: the warps' rows, and the products of all pairs.
 #define JOINT_EXPERTS(name, D)                                                                                  \
