@@ -257,8 +257,9 @@ impl Processor {
             let start = Instant::now();
             tiers.try_copies(device, slots, index, copies)?;
             for (experts, times) in EXPERTS.into_iter().zip(&mut computed) {
+                // Each with outputs of its own, as threads write them at once.
                 let pairs: Vec<_> = (0..experts)
-                    .map(|i| desk::HandedPair { expert: ((next + i) % set.experts()) as u32, pair: 0 })
+                    .map(|i| desk::HandedPair { expert: ((next + i) % set.experts()) as u32, pair: i as u32 })
                     .collect();
                 next += experts;
                 let begin = Instant::now();
