@@ -212,6 +212,9 @@ arguments! {
         /// Warps that share a panel's columns, and teams of such warps.
         warps: usize,
         teams: usize,
+        /// How often panels are halved into pieces that are copied by themselves, and how many bytes these are apart.
+        halvings: usize,
+        piece_bytes: usize,
     }
 
     ["cuda/expert_panels.cu" StreamGateUpConstants]

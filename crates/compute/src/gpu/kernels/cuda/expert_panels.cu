@@ -9,12 +9,13 @@
 #include "ring.h"
 
 const u32 PANEL = RING_PANEL, PANELS = RING_PANELS, EIGHT = 8, COLUMNS = 256;
-// Results of a warp, a panel and eight tokens: (result, lane).
+// Results of a warp, a panel and eight tokens: (4 / PER, lane, PER), of which a warp that adds them up takes PER of a lane at once.
 const u32 RESULTS = 4 * 32;
 const u32 MOST_WARPS = 8, THREADS = 32 * MOST_WARPS;
 // Warps of a group whose threads have more registers.
 const u32 FEW_WARPS = 6;
 const float TWO_24 = 16777216.0f;
+const u32 SIXTEENTH = 0x2c002c00;
 
 // d = a · b + c: a (16, 16), b (16, 8).
 DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const float (&c)[4]) {
@@ -36,8 +37,24 @@ DEVICE float sum_of_quad(float v) {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
-// A byte of `bytes` as f32, and 2^23 more.
-DEVICE float biased_byte(u32 bytes, u32 i) { return __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 + i)); }
+// Bits of `a` where `mask` has ones, of `b` elsewhere.
+DEVICE u32 chosen_bits(u32 mask, u32 a, u32 b) {
+    u32 d;
+    // The compiler makes two of it.
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+    return d;
+}
+// Byte i of four as f32, by a conversion that takes any byte of a register.
+DEVICE float signed_byte(u32 bytes, u32 i) {
+    float f;
+    asm("{ .reg .s32 byte; bfe.s32 byte, %1, %2, 8; cvt.rn.f32.s32 %0, byte; }" : "=f"(f) : "r"(bytes), "r"(8 * i));
+    return f;
+}
+DEVICE float unsigned_byte(u32 bytes, u32 i) {
+    float f;
+    asm("{ .reg .u32 byte; bfe.u32 byte, %1, %2, 8; cvt.rn.f32.u32 %0, byte; }" : "=f"(f) : "r"(bytes), "r"(8 * i));
+    return f;
+}
 
 // Sums of a panel and N eights of tokens: rows g and g + 8, g = lane / 4, of tokens 2t and 2t + 1, t = lane % 4, of each eight.
 template <u32 N>
@@ -57,9 +74,11 @@ template <>
 struct Columns256<Q4_K> {
     // Bytes of 256 columns, and of a warp's `sums` of eight tokens.
     static const u32 BYTES = 144, SUMS = 0;
+    // Within a piece of a panel, how many rows those of g and g + 1 are apart.
+    static const u32 APART = 2;
     template <u32 PARTS>
     struct X {
-        // (part, 64 columns, low or high nibbles, word, register of b)
+        // (part, 64 columns, low or high nibbles, word, register of b); those of high nibbles, which are 16 times too large, a 16th.
         u32 b[PARTS][4][2][2][2];
         // Negated sums of blocks 2t and 2t + 1.
         u32 less[PARTS];
@@ -75,8 +94,9 @@ struct Columns256<Q4_K> {
             const uint2 v[2] = {make_uint2(all.x, all.y), make_uint2(all.z, all.w)};
 #pragma unroll
             for (u32 w = 0; w < 2; w++) {
-                x.b[n][j][high][w][0] = __byte_perm(v[w].x, v[w].y, 0x5410);
-                x.b[n][j][high][w][1] = __byte_perm(v[w].x, v[w].y, 0x7632);
+                const u32 first = __byte_perm(v[w].x, v[w].y, 0x5410), second = __byte_perm(v[w].x, v[w].y, 0x7632);
+                x.b[n][j][high][w][0] = high ? h2_mul(first, SIXTEENTH) : first;
+                x.b[n][j][high][w][1] = high ? h2_mul(second, SIXTEENTH) : second;
             }
             sums[block] = sum_of_quad(sum_of_4(v[0]) + sum_of_4(v[1]));
         }
@@ -84,20 +104,15 @@ struct Columns256<Q4_K> {
         const float b = t & 2 ? (t & 1 ? sums[7] : sums[5]) : (t & 1 ? sums[3] : sums[1]);
         x.less[n] = h2_of(-a, -b);
     }
-    // A row's scales: those of blocks 0..4 and 4..8, and what they are multiplied by for low and high nibbles.
+    // A row's scales: those of blocks 0..4 and 4..8.
     struct Scales {
         u32 first, last;
-        float low, high;
     };
     static DEVICE Scales scales_of(const uint4& header) {
-        const float d = f32_of_f16(header.x);
-        return {header.y & 0x3f3f3f3f, (header.w & 0x0f0f0f0f) | (header.y >> 2 & 0x30303030), d * TWO_24, d * (TWO_24 / 16.0f)};
+        return {header.y & 0x3f3f3f3f, (header.w & 0x0f0f0f0f) | (header.y >> 2 & 0x30303030)};
     }
     template <u32 block>
-    static DEVICE float scale(const Scales& s) {
-        const float d = block % 2 == 0 ? s.low : s.high;
-        return __fmaf_rn(biased_byte(block < 4 ? s.first : s.last, block % 4), d, d * -8388608.0f);
-    }
+    static DEVICE float scale(const Scales& s) { return unsigned_byte(block < 4 ? s.first : s.last, block % 4); }
     // Minima of blocks 2t and 2t + 1.
     static DEVICE u32 minima_of(const uint4& header, u32 t) {
         const u32 last = (header.w >> 4 & 0x0f0f0f0f) | (header.z >> 2 & 0x30303030);
@@ -138,14 +153,20 @@ struct Columns256<Q4_K> {
     static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*) {
         const u32 t = threadIdx.x & 3;
         const uint4 l = *(const uint4*)low, h = *(const uint4*)high;
-        const u32 minima[2] = {minima_of(l, t), minima_of(h, t)};
-#pragma unroll
-        for (u32 n = 0; n < N; n++) mma_1688(sums.v[n], minima[0], minima[1], x.less[n]);
         const Scales of_low = scales_of(l), of_high = scales_of(h);
-        add_blocks<N, 0>(sums, low, high, of_low, of_high, x);
-        add_blocks<N, 1>(sums, low, high, of_low, of_high, x);
-        add_blocks<N, 2>(sums, low, high, of_low, of_high, x);
-        add_blocks<N, 3>(sums, low, high, of_low, of_high, x);
+        Sums<N> own = {};
+        add_blocks<N, 0>(own, low, high, of_low, of_high, x);
+        add_blocks<N, 1>(own, low, high, of_low, of_high, x);
+        add_blocks<N, 2>(own, low, high, of_low, of_high, x);
+        add_blocks<N, 3>(own, low, high, of_low, of_high, x);
+        const u32 minima[2] = {minima_of(l, t), minima_of(h, t)};
+        const float d[2] = {f32_of_f16(l.x) * TWO_24, f32_of_f16(h.x) * TWO_24};
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            mma_1688(sums.v[n], minima[0], minima[1], x.less[n]);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sums.v[n][i] += d[i / 2] * own.v[n][i];
+        }
     }
 };
 
@@ -153,6 +174,8 @@ template <>
 struct Columns256<Q6_K> {
     // (part, block of 16 columns, token): sums times −32 · 2^-24, in the order in which blocks are multiplied.
     static const u32 BYTES = 210, SUMS = 16 * 8 * 4;
+    // Rows g and g + 8 of a panel are alike within a word.
+    static const u32 APART = 1;
     template <u32 PARTS>
     struct X {
         // (part, half, 16 columns of each quarter of it, quarter, register of b)
@@ -180,7 +203,7 @@ struct Columns256<Q6_K> {
     static DEVICE u32 integers(u32 a, u32 b, u32 bits) {
         const u32 low = quarter % 2 ? b : a;
         const u32 top = quarter == 0 ? bits << 4 : quarter == 1 ? bits << 2 : quarter == 2 ? bits : bits >> 2;
-        return ((quarter >= 2 ? low >> 4 : low) & 0x0f0f0f0f) | (top & ~0x0f0f0f0f);
+        return chosen_bits(0x0f0f0f0f, quarter >= 2 ? low >> 4 : low, top);
     }
     template <u32 N, u32 half, u32 sixteen, u32 quarter, class X>
     static DEVICE void add_block(Sums<N>& sums, const u32 (&low)[3], const u32 (&high)[3], const u32 (&of_low)[2], const u32 (&of_high)[2],
@@ -188,7 +211,7 @@ struct Columns256<Q6_K> {
         const u32 l = integers<quarter>(low[0], low[1], low[2]), h = integers<quarter>(high[0], high[1], high[2]);
         const u32 a[4] = {l & 0x003f003f, h & 0x003f003f, l >> 8 & 0x003f003f, h >> 8 & 0x003f003f};
         const u32 block = 2 * quarter + sixteen;
-        const float s[2] = {biased_byte(of_low[block / 4], block % 4) - 8388736.0f, biased_byte(of_high[block / 4], block % 4) - 8388736.0f};
+        const float s[2] = {signed_byte(of_low[block / 4], block % 4), signed_byte(of_high[block / 4], block % 4)};
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
             const float2 z = ((const float2*)less)[(n * 16 + half * 8 + sixteen * 4 + quarter) * 4 + (threadIdx.x & 3)];
@@ -201,10 +224,9 @@ struct Columns256<Q6_K> {
     }
     template <u32 N, u32 half, class X>
     static DEVICE void add_half(Sums<N>& sums, const u8* low, const u8* high, u32 selector, const X& x, const float* less) {
-        // Signed bytes, 128 more.
         const u8 *of_l = low + 192 + 8 * half, *of_h = high + 192 + 8 * half;
-        const u32 of_low[2] = {word(of_l, selector) ^ 0x80808080, word(of_l + 4, selector) ^ 0x80808080};
-        const u32 of_high[2] = {word(of_h, selector) ^ 0x80808080, word(of_h + 4, selector) ^ 0x80808080};
+        const u32 of_low[2] = {word(of_l, selector), word(of_l + 4, selector)};
+        const u32 of_high[2] = {word(of_h, selector), word(of_h + 4, selector)};
         const u32 t = 4 * (threadIdx.x & 3);
 #pragma unroll
         for (u32 sixteen = 0; sixteen < 2; sixteen++) {
@@ -226,7 +248,6 @@ struct Columns256<Q6_K> {
     }
     template <u32 N, class X>
     static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less) {
-        // Rows g and g + 8 are alike within a word.
         const u32 beside = (u32)(u64)low & 2, selector = beside ? 0x5432 : 0x3210;
         Sums<N> own = {};
         add_half<N, 0>(own, low - beside, high - beside, selector, x, less);
@@ -243,6 +264,17 @@ typedef Columns256<DTYPE> Own;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
+// Rows g of a panel go round its pieces, so that those that are read together meet different banks.
+struct RowPlaces {
+    u32 piece, of_piece, row;
+};
+DEVICE RowPlaces places_of(const RingConstants& s, u32 g) {
+    const u32 piece = g & ((1 << s.halvings) - 1), of_piece = (g >> s.halvings) * Own::APART;
+    return {piece, of_piece, piece * (PANEL >> s.halvings) + of_piece};
+}
+// How many rows those of g and g + 8 are apart, in the same piece.
+DEVICE u32 rows_apart(const RingConstants& s) { return Own::APART == 2 ? 1 : EIGHT >> s.halvings; }
+
 // Eights of tokens of a tile with up to `PARTS` of them.
 template <u32 PARTS>
 DEVICE u32 parts_of(const RingUnit& unit) {
@@ -251,28 +283,37 @@ DEVICE u32 parts_of(const RingUnit& unit) {
 
 // A warp's part of a panel with N eights of tokens.
 template <u32 N, u32 PARTS>
-DEVICE void multiply_panel(float (&to)[PARTS * 4], const u8* low, u32 stride, const Own::X<PARTS>& x, const float (&scales)[PARTS][2],
+DEVICE void multiply_panel(float (&to)[PARTS * 4], const u8* low, u32 apart, const Own::X<PARTS>& x, const float (&scales)[PARTS][2],
                            const float* sums) {
     Sums<N> own = {};
-    Own::multiply<N>(own, low, low + 8 * stride, x, sums);
+    Own::multiply<N>(own, low, low + apart, x, sums);
 #pragma unroll
     for (u32 n = 0; n < N; n++)
 #pragma unroll
         for (u32 i = 0; i < 4; i++) to[n * 4 + i] = own.v[n][i] * scales[n][i & 1];
 }
 
+// PER floats of a lane that lie side by side.
+template <u32 PER>
+struct __align__(4 * PER) Side {
+    float v[PER];
+};
+
 // Passes a group's units through shared memory. `enter(unit, parts, x, scales, sums)` brings a tile's activations with what their
 // results are scaled by, and `leave(unit, sums)` takes the sums of a unit: (team, warp, panel, result). See `ring_pass`.
-template <u32 PARTS, bool early, class RowsOf, class Enter, class Leave>
+template <u32 PARTS, u32 PER, bool early, class RowsOf, class Enter, class Leave>
 DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 units, const RingConstants& s, const RingCosts& costs,
                    RowsOf rows, Enter enter, Leave leave) {
     extern __shared__ __align__(128) u8 dynamic[];
     const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, all_warps = s.warps * s.teams;
-    float* const kept = (float*)(dynamic + RING_STAGES * s.teams * PANELS * PANEL * stride);
+    const u32 panel_bytes = s.piece_bytes << s.halvings, apart = rows_apart(s) * stride;
+    const RowPlaces own_row = places_of(s, lane >> 2);
+    float* const kept = (float*)(dynamic + RING_STAGES * s.teams * PANELS * panel_bytes);
     const u32 kept_floats = all_warps * PANELS * PARTS * RESULTS;
     float* const own_sums = kept + 2 * kept_floats + warp * (PARTS * Own::SUMS / 4);
-    float* const to = kept + warp * PANELS * PARTS * RESULTS + lane;
-    const u32 at = (warp / s.warps * PANELS * PANEL + (lane >> 2)) * stride + warp % s.warps * Own::BYTES;
+    Side<PER>* const to = (Side<PER>*)(kept + warp * PANELS * PARTS * RESULTS) + lane;
+    const u32 at = warp / s.warps * PANELS * panel_bytes + own_row.piece * s.piece_bytes + own_row.of_piece * stride +
+                   warp % s.warps * Own::BYTES;
     // Whether both panels' instructions fit beside each other.
     constexpr bool roomy = PARTS == 1 || DTYPE == Q4_K;
     constexpr u32 at_once = roomy ? PANELS : 1;
@@ -286,17 +327,23 @@ DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 unit
         const bool one = parts_of<PARTS>(unit) == 1;
 #pragma unroll at_once
         for (u32 m = 0; m < PANELS; m++) {
-            const u8* low = panels + at + m * PANEL * stride;
+            const u8* low = panels + at + m * panel_bytes;
             float r[PARTS * 4];
-            if (one) multiply_panel<1>(r, low, stride, x, scales, own_sums);
-            else multiply_panel<PARTS>(r, low, stride, x, scales, own_sums);
+            if (one) multiply_panel<1>(r, low, apart, x, scales, own_sums);
+            else multiply_panel<PARTS>(r, low, apart, x, scales, own_sums);
             if (m == 0) between();
-            float* const own = to + half * kept_floats + m * PARTS * RESULTS;
+            Side<PER>* const own = to + (half * kept_floats + m * PARTS * RESULTS) / PER;
+            auto put = [&](u32 first, u32 end) {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) own[i * 32] = r[i];
-            if (one) continue;
+                for (u32 i = first; i < end; i += PER) {
+                    Side<PER> side;
 #pragma unroll
-            for (u32 i = 4; i < PARTS * 4; i++) own[i * 32] = r[i];
+                    for (u32 k = 0; k < PER; k++) side.v[k] = r[i + k];
+                    own[i / PER * 32] = side;
+                }
+            };
+            put(0, 4);
+            if (!one) put(4, PARTS * 4);
         }
     };
     auto end = [&](const RingUnit& unit, u32 half) { leave(unit, kept + half * kept_floats); };
@@ -305,22 +352,29 @@ DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 unit
 
 // The results of a unit, by turns of warps: `store(token, row, sums)` of a row of the unit, of whose team's panels `own` belong
 // together.
-template <u32 PARTS, u32 own, class Store>
+template <u32 PARTS, u32 PER, u32 own, class Store>
 DEVICE void add_warps(const RingUnit& unit, const RingConstants& s, const float* sums, Store store) {
     const u32 lane = threadIdx.x & 31, panels = PANELS / own, parts = parts_of<PARTS>(unit);
-    for (u32 task = threadIdx.x >> 5; task < s.teams * panels * parts * 4; task += s.warps * s.teams) {
-        const u32 i = task & 3, rest = task >> 2, n = parts == 2 ? rest & 1 : 0, panel = parts == 2 ? rest >> 1 : rest;
-        const float* from = sums + (panel / panels * s.warps * PANELS + panel % panels) * PARTS * RESULTS + (n * 4 + i) * 32 + lane;
-        float v[own];
-#pragma unroll
-        for (u32 k = 0; k < own; k++) v[k] = 0.0f;
+    const u32 row = places_of(s, lane >> 2).row, apart = rows_apart(s);
+    for (u32 task = threadIdx.x >> 5; task < s.teams * panels * parts * (4 / PER); task += s.warps * s.teams) {
+        const u32 first = task % (4 / PER) * PER, rest = task / (4 / PER), n = parts == 2 ? rest & 1 : 0;
+        const u32 panel = parts == 2 ? rest >> 1 : rest, of_team = panel / panels * s.warps * PANELS + panel % panels;
+        const float* from = sums + (of_team * PARTS + n) * RESULTS + first * 32 + lane * PER;
+        float v[PER][own] = {};
 #pragma unroll
         for (u32 w = 0; w < MOST_WARPS; w++)
 #pragma unroll
-            for (u32 k = 0; k < own; k++)
-                if (w < s.warps) v[k] += from[(w * PANELS + k) * PARTS * RESULTS];
-        const u32 token = EIGHT * n + 2 * (lane & 3) + (i & 1);
-        if (token < unit.count) store(token, panel * PANEL + (lane >> 2) + 8 * (i >> 1), v);
+            for (u32 k = 0; k < own; k++) {
+                if (w >= s.warps) continue;
+                const Side<PER> side = *(const Side<PER>*)(from + (w * PANELS + k) * PARTS * RESULTS);
+#pragma unroll
+                for (u32 e = 0; e < PER; e++) v[e][k] += side.v[e];
+            }
+#pragma unroll
+        for (u32 e = 0; e < PER; e++) {
+            const u32 i = first + e, token = EIGHT * n + 2 * (lane & 3) + (i & 1);
+            if (token < unit.count) store(token, panel * PANEL + row + apart * (i >> 1), v[e]);
+        }
     }
 }
 
@@ -337,6 +391,8 @@ template <u32 PARTS>
 DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots,
                            const u32* table, const float* weights, float* out, const StreamGateUpConstants& constants) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    // Few tasks, so that more warps have one.
+    constexpr u32 PER = 1;
     __shared__ float factors[2][PARTS * EIGHT];
     const GateUpConstants& c = constants.product;
     const RingConstants& s = constants.ring;
@@ -368,13 +424,13 @@ DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, 
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
         float* const to = out + (u64)unit.first * inner + unit.index * s.teams * PANEL;
-        add_warps<PARTS, 2>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
+        add_warps<PARTS, PER, 2>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
             const float factor = factors[unit.turn & 1][token];
             to[token * inner + row] = activation(v[0] * factor, v[1] * factor, c);
         });
     };
     const RingCosts costs = {19, PARTS == 1 ? 28u : 12u, 22};
-    stream<PARTS, false>(tiles, table, c.up.format.strides[0], inner / (PANEL * s.teams), s, costs, rows, enter, leave);
+    stream<PARTS, PER, false>(tiles, table, c.up.format.strides[0], inner / (PANEL * s.teams), s, costs, rows, enter, leave);
 #endif
 }
 
@@ -388,6 +444,9 @@ template <u32 PARTS>
 DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, const u8* slots, const u32* table, float* out,
                         const StreamDownConstants& c) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    constexpr u32 PER = PARTS == 1 ? 2 : 4;
+    // Loads at once, of a tile's values, as far as registers allow.
+    constexpr u32 AT_ONCE = PARTS == 1 ? 16 : 8;
     const RingConstants& s = c.ring;
     __shared__ u32 pairs[2][PARTS * EIGHT];
     const u32 hidden = c.part.rows, cols = c.part.format.cols, own = (threadIdx.x >> 5) % s.warps;
@@ -404,7 +463,7 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
             const bool present = token < unit.count;
             const float4* from = (const float4*)(x + (u64)(unit.first + (present ? token : 0)) * cols + own * COLUMNS);
             float largest = 0.0f;
-#pragma unroll 8
+#pragma unroll AT_ONCE
             for (u32 i = t; i < COLUMNS / 4; i += 4) {
                 const float4 v = from[i];
                 largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
@@ -433,12 +492,12 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
         float* const to = out + unit.index * s.teams * PANELS * PANEL;
-        add_warps<PARTS, 1>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
+        add_warps<PARTS, PER, 1>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
             to[(u64)pairs[unit.turn & 1][token] * hidden + row] = v[0];
         });
     };
     const RingCosts costs = {19, PARTS == 1 ? 18u : 9u, 16};
-    stream<PARTS, true>(tiles, table, c.part.format.strides[0], hidden / (PANELS * PANEL * s.teams), s, costs, rows, enter, leave);
+    stream<PARTS, PER, true>(tiles, table, c.part.format.strides[0], hidden / (PANELS * PANEL * s.teams), s, costs, rows, enter, leave);
 #endif
 }
 

@@ -18,6 +18,8 @@ struct RingConstants {
     unsigned tiles;
     // Warps that share a panel, and teams of such warps.
     unsigned warps, teams;
+    // How often panels are halved into pieces that are copied by themselves, each so many bytes behind the one before.
+    unsigned halvings, piece_bytes;
 };
 
 // What a group is at: a unit of a tile's. `turn` is which of two places is for what goes with the tile, and BEGINS more where the
@@ -86,14 +88,19 @@ static __device__ __forceinline__ void ring_wait(unsigned bar, unsigned phase) {
         "r"(phase)
         : "memory");
 }
-// Starts to copy `panels` panels of `bytes` bytes, a multiple of 16, which `bar` counts: `from(panel)` is where one begins.
+// Starts to copy a unit's panels, of rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins. Pieces have a
+// multiple of 16 bytes.
 template <class From>
-static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned panels, unsigned bytes, From from) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * bytes) : "memory");
-    for (unsigned panel = 0; panel < panels; panel++)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + panel * bytes),
-                     "l"(from(panel)), "r"(bytes), "r"(bar)
-                     : "memory");
+static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned stride, const RingConstants& s, From from) {
+    const unsigned panels = s.teams * RING_PANELS, bytes = (RING_PANEL >> s.halvings) * stride;
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * RING_PANEL * stride) : "memory");
+    for (unsigned panel = 0; panel < panels; panel++) {
+        const unsigned char* piece = from(panel);
+        for (unsigned i = 0; i < 1u << s.halvings; i++, piece += bytes, to += s.piece_bytes)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                         "l"(piece), "r"(bytes), "r"(bar)
+                         : "memory");
+    }
 }
 
 // The unit that is copied next.
@@ -119,7 +126,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
     // Units from the one that warps are at to the one after that which is copied, by their order.
     __shared__ RingUnit described[4];
     __shared__ RingAhead ahead;
-    const unsigned panel_bytes = RING_PANEL * stride, stage_bytes = s.teams * RING_PANELS * panel_bytes;
+    const unsigned stage_bytes = s.teams * RING_PANELS * s.piece_bytes << s.halvings;
     auto full = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(full_bars + stage); };
     auto free = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(free_bars + stage); };
     auto made = [&](unsigned half) { return (unsigned)__cvta_generic_to_shared(made_bars + half); };
@@ -151,7 +158,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
             described[a.order % 4] = {of.first, of.count, a.index, a.turn};
             ahead.index = a.index, ahead.turn = a.turn;
         }
-        ring_copy(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, s.teams * RING_PANELS, panel_bytes,
+        ring_copy(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
                   [&](unsigned panel) { return rows(slot, index, panel); });
     };
     if (threadIdx.x == 0 && count != 0) {

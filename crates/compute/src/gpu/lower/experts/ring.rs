@@ -35,6 +35,19 @@ fn encoding(dtype: DType) -> Option<&'static str> {
     }
 }
 
+/// How often a panel of rows of `stride` bytes is halved into pieces that are copied by themselves, and how many bytes a piece begins
+/// behind the one before.
+///
+/// Lanes read 32 bytes of four rows of Q4_K at once, one of each piece or every other one of the panel. Those are to lie in different
+/// quarters of the 128 bytes that all banks of threadgroup memory have side by side.
+fn pieces(dtype: DType, stride: usize) -> [usize; 2] {
+    const QUARTER: usize = 32;
+    if dtype != DType::Q4_K || !stride.is_multiple_of(QUARTER) {
+        return [0, PANEL * stride];
+    }
+    [2, (PANEL / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
+}
+
 impl Ring {
     /// For a matrix of which a unit has `panels` panels a team and whose columns `warps` warps share, of which each needs `beside`
     /// bytes of threadgroup memory beside weights; nothing if it does not suit the kernels.
@@ -52,9 +65,10 @@ impl Ring {
             matrix.rows.is_multiple_of(rows) && matrix.rows / rows >= 2
         };
         let teams = (1..=MOST_WARPS / warps.max(1)).rev().find(fits).filter(|_| warps > 0)?;
-        let shared = STAGES * teams * PANELS * PANEL * stride + warps * teams * beside;
+        let [halvings, piece_bytes] = pieces(matrix.dtype, stride);
+        let shared = STAGES * teams * PANELS * (piece_bytes << halvings) + warps * teams * beside;
         let groups = (SHARED / (shared + SHARED_BESIDE)).min(2);
-        let constants = RingConstants { tiles, warps, teams };
+        let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes };
         (groups > 0).then_some(Self { constants, encoding, shared: shared as u32, groups })
     }
 
@@ -71,5 +85,25 @@ impl Lowering<'_> {
         let threads = 32 * ring.warps();
         let dispatch = named(launch.over([groups, 1, 1], threads as u32), ring.encoding);
         Dispatch { shared: ring.shared, ..dispatch }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_are_read_at_once_lie_in_different_quarters() {
+        for cols in (256..=2048).step_by(256) {
+            let stride = DType::Q4_K.row_bytes(0, cols).unwrap();
+            let [halvings, piece_bytes] = pieces(DType::Q4_K, stride);
+            assert!(piece_bytes >= (PANEL >> halvings) * stride && piece_bytes.is_multiple_of(16));
+            for first in [0, 4] {
+                let begin = |g: usize| (g % (1 << halvings)) * piece_bytes + (g >> halvings) * 2 * stride;
+                let mut quarters: Vec<usize> = (first..first + 4).map(|g| begin(g) % 128 / 32).collect();
+                quarters.sort_unstable();
+                assert_eq!(quarters, [0, 1, 2, 3], "{cols} columns, rows from {first} on");
+            }
+        }
     }
 }
