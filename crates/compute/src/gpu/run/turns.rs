@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::backend::Overlap;
-use crate::gpu::memory::FEW_ROWS_BESIDE_PANELS;
+use crate::gpu::memory::{BATCH_ROWS, FEW_ROWS_BESIDE_PANELS};
 
+/// Rows that kernels take at most: of batches, whose lists are recorded and which attend with a query a sequence, and of few rows.
+const MOST: [usize; 2] = [BATCH_ROWS, FEW_ROWS_BESIDE_PANELS];
 /// Measurements before batches of so many rows are judged; the first ones are recorded and find caches cold.
 const FIRST: u32 = 4;
 /// Batches after which what was hardly slower is tried again. What was n times slower is after n² times as many: it costs more to try,
@@ -62,9 +64,9 @@ impl Turns {
         (taken.count, taken.last) = (taken.count.saturating_add(1), last);
     }
 
-    /// Rows of the next batch for so many sequences: all, or as many as kernels of few rows take.
+    /// Rows of the next batch for so many sequences: all, as many as kernels of batches take, or as many as those of few rows.
     pub(crate) fn decode_rows(&self, way: Way, sequences: usize) -> usize {
-        self.rows(way, FEW_ROWS_BESIDE_PANELS, sequences)
+        self.rows(way, &MOST, sequences)
     }
 
     /// How so many sequences are divided into as many `batches` under way; `None` if one after the other is faster.
@@ -72,20 +74,25 @@ impl Turns {
         let each = sequences.div_ceil(batches);
         let rows = self.decode_rows(Way::Overlapped, each);
         let best = |way, sequences: usize| {
-            let [few, all] =
-                [sequences.min(FEW_ROWS_BESIDE_PANELS), sequences].map(|rows| self.known(way, rows));
-            few.zip(all)
-                .map(|(few, all)| Known { speed: few.speed.max(all.speed), last: few.last.max(all.last) })
+            let all = self.known(way, sequences);
+            MOST.iter().filter(|most| **most < sequences).fold(all, |best, most| {
+                let [a, b] = [best?, self.known(way, *most)?];
+                Some(Known { speed: a.speed.max(b.speed), last: a.last.max(b.last) })
+            })
         };
         let ways = [best(Way::Overlapped, each), best(Way::Alone, sequences)];
         self.takes_first(ways, |_| WAY_AGAIN).then_some(Overlap { batches, rows })
     }
 
-    /// Rows of the next batch for so many sequences: all, or `few`.
-    fn rows(&self, way: Way, few: usize, sequences: usize) -> usize {
+    /// Rows of the next batch for so many sequences: all, or one of `most`, which fall.
+    fn rows(&self, way: Way, most: &[usize], sequences: usize) -> usize {
         let again = |ratio: f64| (AGAIN as f64 * ratio * ratio) as u64;
-        if sequences <= few || self.takes_first([few, sequences].map(|rows| self.known(way, rows)), again) {
-            return sequences.min(few);
+        let Some((&first, fewer)) = most.split_first() else { return sequences };
+        if sequences <= first {
+            return self.rows(way, fewer, sequences);
+        }
+        if self.takes_first([first, sequences].map(|rows| self.known(way, rows)), again) {
+            return self.rows(way, fewer, first);
         }
         sequences
     }
@@ -119,7 +126,7 @@ mod tests {
         let mut turns = Turns::default();
         let mut counts = HashMap::new();
         for batch in 0..1100 {
-            let rows = turns.rows(Way::Alone, 8, sequences);
+            let rows = turns.decode_rows(Way::Alone, sequences);
             turns.add(Way::Alone, rows, Duration::from_millis(time(rows)));
             *counts.entry(rows).or_insert(0) += usize::from(batch >= 100);
         }
@@ -137,6 +144,16 @@ mod tests {
     }
 
     #[test]
+    fn more_than_kernels_of_batches_take_are_divided_where_that_is_faster() {
+        // A batch of 256 takes 17, all of them 65, and eight 4.
+        let time = |rows: usize| [4, 17, 65][usize::from(rows > 8) + usize::from(rows > 256)];
+        let counts = chosen(257, time);
+        assert!(counts[&256] > 990, "{counts:?}");
+        let counts = chosen(300, |rows| 10 + rows as u64 / 32);
+        assert!(counts[&300] > 950, "{counts:?}");
+    }
+
+    #[test]
     fn what_is_much_slower_is_seldom_tried() {
         let few = |slow: u64| chosen(64, |rows| if rows <= 8 { slow } else { 80 })[&8];
         // 1.3 and 4 times slower.
@@ -148,7 +165,7 @@ mod tests {
     fn what_has_changed_is_found_out() {
         let mut turns = Turns::default();
         let mut run = |slow: u64| {
-            let rows = turns.rows(Way::Alone, 8, 16);
+            let rows = turns.decode_rows(Way::Alone, 16);
             turns.add(Way::Alone, rows, Duration::from_millis(if rows == 8 { slow } else { 60 }));
             rows
         };
