@@ -12,7 +12,8 @@ use crate::sampler::random::Random;
 use crate::synth::blocks::Filler;
 use crate::{Error, Result};
 
-/// Rows that are made are about so many bytes.
+/// Rows that are made, and about how many bytes they are at most.
+const MADE_ROWS: usize = 256;
 const MADE_BYTES: usize = 2 << 20;
 /// A of a decay exp(A · softplus(·)).
 const DECAY: f32 = -0.05;
@@ -51,7 +52,7 @@ pub(super) fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
             |source| Error::Io { action: "find memory to measure", path: "weights".into(), source };
         let mut buffer = HostBuffer::zeroed(bytes).map_err(no_memory)?;
         let all = buffer.as_mut_slice();
-        let made = (MADE_BYTES / row).clamp(1, (bytes / row).max(1)) * row;
+        let made = (MADE_BYTES / row).min(MADE_ROWS).clamp(1, (bytes / row).max(1)) * row;
         let (first, mut rest) = all.split_at_mut(made.min(bytes));
         fill(dtype, cols, std, plane, random, first);
         while !rest.is_empty() {
