@@ -9,7 +9,8 @@ use crate::support::{Fixture, replace, sample};
 
 /// Values that no key expects, or that others do not go with.
 fn odd_values() -> Vec<Value> {
-    let numbers = [json!(3), json!(0), json!(1), json!(1_000_003), json!(1u64 << 32), json!(1e300)];
+    let numbers =
+        [json!(3), json!(0), json!(1), json!(1_000_003), json!(1u64 << 32), json!(0.5), json!(1e300)];
     let others = [Value::Null, json!("odd"), json!([]), json!([1, 1]), json!(true)];
     [json!(-1), json!({})].into_iter().chain(numbers).chain(others).collect()
 }
