@@ -54,9 +54,8 @@ fn metal() -> GpuBackend {
 }
 
 /// Logits of a prompt, then of single tokens.
-fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+fn logits(engine: &mut Engine, [prompt, rest]: [&[u32]; 2]) -> Vec<f32> {
     let mut session = engine.session();
-    let (prompt, rest) = tokens.split_at(if tokens.len() > LONG_PROMPT { LONG_PROMPT } else { PROMPT });
     let mut out = engine.eval(&mut session, prompt, Outputs::All).unwrap_or_else(|e| panic!("{e}"));
     for token in rest {
         out.extend(engine.eval(&mut session, &[*token], Outputs::All).unwrap_or_else(|e| panic!("{e}")));
@@ -68,12 +67,13 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
 fn check(fixture: &Fixture, streams: bool) {
     let golden = fixture.golden();
     let chooses = CHOOSING.iter().any(|part| fixture.name.contains(part));
-    let tokens = &golden.tokens[..SINGLE + if chooses { LONG_PROMPT } else { PROMPT }];
-    let right = &golden.logits[..tokens.len() * golden.vocab_size];
+    let prompt = if chooses { LONG_PROMPT } else { PROMPT };
+    let tokens = |single: usize| [&golden.tokens[..prompt], &golden.tokens[prompt..prompt + single]];
+    let right = &golden.logits[..(prompt + SINGLE) * golden.vocab_size];
     let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let agrees = |backend: &GpuBackend, tokens: &[u32]| {
-        let got = logits(&mut open(&fixture.path, backend, &f32_options()), tokens);
-        let right = &right[..tokens.len() * golden.vocab_size];
+    let agrees = |backend: &GpuBackend, single: usize| {
+        let got = logits(&mut open(&fixture.path, backend, &f32_options()), tokens(single));
+        let right = &right[..(prompt + single) * golden.vocab_size];
         assert_eq!(got.len(), right.len());
         let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
         println!("{}, {}: relative error {error:.1e}", fixture.name, backend.describe());
@@ -81,8 +81,9 @@ fn check(fixture: &Fixture, streams: bool) {
         got
     };
     // What is recorded is the same list of dispatches, whatever the text.
-    agrees(&metal(), &tokens[..tokens.len() - (SINGLE - 1)]);
-    let got = agrees(&emulator(None), tokens);
+    agrees(&metal(), 1);
+    let got = agrees(&emulator(None), SINGLE);
+    let tokens = tokens(SINGLE);
     if !streams {
         return;
     }
@@ -109,7 +110,7 @@ fn check(fixture: &Fixture, streams: bool) {
 /// Logits are `resident` when few experts are on the device.
 fn same_bits(
     fixture: &Fixture,
-    tokens: &[u32],
+    tokens: [&[u32]; 2],
     (backend, options): (&GpuBackend, &Options),
     resident: &[f32],
 ) {
