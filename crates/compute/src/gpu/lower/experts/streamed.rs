@@ -31,7 +31,7 @@ const ACTIVATION_SUMS: usize = 16 * 4;
 
 /// Pairs of a tile: eight where experts have few pairs, so that hardly any has more.
 fn tile(pairs: usize, experts: usize) -> usize {
-    if pairs <= 5 * experts { PANEL_TOKENS } else { PANEL_TILE }
+    if pairs <= 6 * experts { PANEL_TOKENS } else { PANEL_TILE }
 }
 
 /// How groups multiply a matrix of which a unit has `panels` panels a team, by tiles of `tile` tokens; nothing if it does not suit the

@@ -68,7 +68,7 @@ pub(in crate::gpu::lower) fn width(
 /// Whether `rows` of a batch take no longer by these kernels than by panels, with so many tiles of rows of so many columns: as measured
 /// on an H200.
 fn wins(rows: usize, [row_tiles, cols]: [usize; 2], multiprocessors: usize) -> bool {
-    rows >= 96 || row_tiles >= 2 * multiprocessors || row_tiles * cols >= 96 * 2048
+    rows > 64 || row_tiles >= 2 * multiprocessors || row_tiles * cols >= 96 * 2048
 }
 
 impl Lowering<'_> {
@@ -155,7 +155,7 @@ mod tests {
         assert!(of([151_936, 2048], 64));
         assert!(of([4096, 12288], 64));
         let heads = [5120, 2048];
-        assert!(of(heads, 96) && !of(heads, 64));
+        assert!(of(heads, 65) && !of(heads, 64));
     }
 
     #[test]
