@@ -130,7 +130,7 @@ pub struct CompressedCacheId(pub usize);
 pub struct ExpertSetId(pub usize);
 
 /// Encoding and shape of a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MatrixSpec {
     /// Encoding.
     pub dtype: DType,

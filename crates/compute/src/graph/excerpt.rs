@@ -40,7 +40,8 @@ impl Graph {
     }
 
     /// The graph of `layers` only, one after the other, with weights, caches and experts of its own for each, however
-    /// often one is named. Its embedding and its head have `vocab_size` tokens, or the model's if those are fewer.
+    /// often one is named. Its head has `vocab_size` tokens, or the model's if those are fewer, and its embedding as
+    /// many, up to 1024.
     ///
     /// # Errors
     /// [`Error::Excerpt`] if a layer takes more from those before it than the residual stream.
@@ -60,6 +61,9 @@ impl Graph {
         Ok(excerpt.graph)
     }
 }
+
+/// Tokens of an excerpt's embedding, at most.
+const TABLE_ROWS: usize = 1024;
 
 /// A graph's nodes by the layer that they belong to.
 struct Parts<'a> {
@@ -250,10 +254,11 @@ impl Visitor for Excerpt<'_> {
         *table = self.copy_weight(*table, true);
     }
 
-    /// Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
+    /// Reading a row costs nothing, so neither encodings need be kept nor all rows; a table of its own also where the head has it.
     fn embeddings(&mut self, table: &mut WeightId) {
         self.token_table(table);
-        self.graph.weights[table.0].matrix.dtype = DType::F32;
+        let matrix = &mut self.graph.weights[table.0].matrix;
+        (matrix.rows, matrix.dtype) = (matrix.rows.min(TABLE_ROWS), DType::F32);
     }
 
     /// Reading rows costs nothing here either, so one small table stands for all.

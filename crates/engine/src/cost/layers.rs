@@ -10,7 +10,7 @@ use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, MatrixSpec
 use moeflux_compute::{Error as ComputeError, Tensor};
 
 use super::predict::{Layer, Prompt, Routed};
-use super::random_weights;
+use super::random_weights::RandomWeights;
 use crate::error::size;
 use crate::models::Model;
 use crate::sampler::random::Random;
@@ -116,9 +116,9 @@ pub fn measure(
     let mut kinds = graph.layer_kinds()?;
     kinds.sort_by_key(|layers| std::cmp::Reverse(layers.len()));
     let runs = kinds.len().min(MOST_KINDS);
-    let mut random = Random::new(1);
-    let (head, head_bytes) = measure_head(graph, backend, options, &mut random)?;
-    let small = Excerpt::new(graph, &[], SMALL_HEAD, &mut random, options)?;
+    let mut weights = RandomWeights::new(1);
+    let (head, head_bytes) = measure_head(graph, backend, options, &mut weights)?;
+    let small = Excerpt::new(graph, &[], SMALL_HEAD, &mut weights, options)?;
     let overhead = small.compile(backend, options, 1)?.tokens(0)?;
     let mut times: Vec<LayerTimes> = vec![];
     let link = if options.device { backend.link_bandwidth()? } else { None };
@@ -127,7 +127,7 @@ pub fn measure(
         if index < runs {
             progress(index as f64 / runs as f64);
             let kind = (layers, active_bytes, overhead);
-            times.push(measure_kind(graph, backend, options, &mut random, kind)?);
+            times.push(measure_kind(graph, backend, options, &mut weights, kind)?);
             continue;
         }
         let like = &times[0];
@@ -150,7 +150,7 @@ fn measure_head(
     graph: &Graph,
     backend: &dyn Backend,
     options: &MeasureOptions,
-    random: &mut Random,
+    weights: &mut RandomWeights,
 ) -> Result<(f64, u64)> {
     let bytes = |graph: &Graph| -> u64 {
         let matrices = graph.weights().iter().map(|weight| weight.matrix);
@@ -161,7 +161,7 @@ fn measure_head(
     let all = bytes(&graph.excerpt(&[], whole)?).max(1);
     let rows = (whole as u64).saturating_mul(enough(options).min(all)) / all;
     let rows = (rows as usize).clamp(SMALL_HEAD.min(whole), whole);
-    let excerpt = Excerpt::new(graph, &[], rows, random, options)?;
+    let excerpt = Excerpt::new(graph, &[], rows, weights, options)?;
     let seconds = excerpt.compile(backend, options, 1)?.tokens(0)?;
     Ok((seconds * whole as f64 / rows as f64, all))
 }
@@ -217,7 +217,7 @@ fn measure_kind(
     graph: &Graph,
     backend: &dyn Backend,
     options: &MeasureOptions,
-    random: &mut Random,
+    weights: &mut RandomWeights,
     (layers, active_bytes, overhead): (Vec<usize>, u64, f64),
 ) -> Result<LayerTimes> {
     let one = graph.excerpt(&layers[..1], 1)?;
@@ -227,7 +227,7 @@ fn measure_kind(
     let wanted = enough(options).div_ceil(active_bytes.max(1));
     let room = options.memory / 2 / active_bytes.saturating_add(on_device).max(1);
     let copies = wanted.min(room).clamp(1, MOST_COPIES as u64) as usize;
-    let excerpt = Excerpt::new(graph, &vec![layers[0]; copies], SMALL_HEAD, random, options)?;
+    let excerpt = Excerpt::new(graph, &vec![layers[0]; copies], SMALL_HEAD, weights, options)?;
     let mut running = excerpt.compile(backend, options, 1)?;
     let each = |seconds: f64| ((seconds - overhead) / copies as f64).max(1e-9);
     let token = each(running.tokens(0)?);
@@ -237,7 +237,8 @@ fn measure_kind(
         _ => ((each(running.tokens(depth)?) - token) / depth as f64).max(0.0),
     };
     drop(running);
-    let single = Excerpt::new(graph, &layers[..1], SMALL_HEAD, random, options)?;
+    drop(excerpt);
+    let single = Excerpt::new(graph, &layers[..1], SMALL_HEAD, weights, options)?;
     let prompt = measure_prompt(&single, backend, options, overhead)?;
     Ok(LayerTimes { layers, active_bytes, token, position, prompt, measured: true })
 }
@@ -290,7 +291,7 @@ impl Excerpt {
         whole: &Graph,
         layers: &[usize],
         vocab_size: usize,
-        random: &mut Random,
+        weights: &mut RandomWeights,
         options: &MeasureOptions,
     ) -> Result<Self> {
         let graph = whole.excerpt(layers, vocab_size)?;
@@ -304,20 +305,14 @@ impl Excerpt {
             graph.expert_sets().iter().map(|set| expert_bytes(set).saturating_mul(kept(set) as u64));
         let bytes = experts.fold(weight_bytes(&graph), u64::saturating_add);
         check_memory(options, [("weights", bytes), ("keys, values and states", 0), ("scratch", 0)])?;
-        let weights = random_weights::of_graph(&graph, random)?;
-        let mut experts: Vec<Vec<Expert>> = vec![];
-        for set in graph.expert_sets() {
-            let kept = kept(set);
-            let expert = |_| {
-                let mut matrix = |spec| random_weights::matrix(spec, random);
-                Ok(Expert {
-                    gate: set.gate.map(&mut matrix).transpose()?,
-                    up: matrix(set.up)?,
-                    down: matrix(set.down)?,
-                })
-            };
-            experts.push((0..kept).map(expert).collect::<Result<_>>()?);
-        }
+        let sets = || graph.expert_sets().iter().map(|set| (set, kept(set)));
+        let specs = sets().flat_map(|(set, kept)| (0..kept).flat_map(|_| set.matrices()));
+        let (weights, matrices) = weights.of_graph(&graph, &specs.collect::<Vec<_>>())?;
+        let mut matrices = matrices.into_iter();
+        let mut matrix = || matrices.next().expect("a matrix for each");
+        let mut expert =
+            |set: &ExpertSet| Expert { gate: set.gate.map(|_| matrix()), up: matrix(), down: matrix() };
+        let experts = sets().map(|(set, kept)| (0..kept).map(|_| expert(set)).collect()).collect();
         Ok(Self { graph, weights, experts })
     }
 

@@ -3,6 +3,8 @@
 //! A few rows are made and repeated: time does not depend on what values are, but routers must choose differently from
 //! token to token, and results must not become infinite.
 
+use std::collections::HashMap;
+
 use half::{bf16, f16};
 use moeflux_compute::graph::{GatedDeltaRuleOp, Graph, MatrixSpec, Op, SsmScanOp};
 use moeflux_compute::{BlockScale, Bytes, DType, Half, MatrixScale, Tensor};
@@ -18,30 +20,67 @@ const MADE_BYTES: usize = 2 << 20;
 /// A of a decay exp(A · softplus(·)).
 const DECAY: f32 = -0.05;
 
-/// A weight for every one of `graph`.
-pub(super) fn of_graph(graph: &Graph, random: &mut Random) -> Result<Vec<Tensor>> {
-    let decays: Vec<usize> = graph
-        .nodes()
-        .iter()
-        .filter_map(|node| match &node.op {
-            Op::GatedDeltaRule(GatedDeltaRuleOp { decay, .. }) => Some(decay.index()),
-            Op::SsmScan(SsmScanOp { weights, .. }) => Some(weights.a.index()),
-            _ => None,
-        })
-        .collect();
-    let weight = |(index, spec): (usize, &moeflux_compute::graph::WeightSpec)| {
-        let MatrixSpec { dtype, rows, cols } = spec.matrix;
-        if rows == 1 && dtype == DType::F32 {
-            let value = if decays.contains(&index) { DECAY } else { 1.0 };
-            return Ok(Tensor::from_f32(1, cols, &vec![value; cols])?);
+/// Random matrices. What two that are asked for one after the other have alike is made once: the memory of a large one
+/// takes longer to be had than it takes to be multiplied.
+#[derive(Debug)]
+pub(super) struct RandomWeights {
+    random: Random,
+    last: HashMap<MatrixSpec, Vec<Tensor>>,
+}
+
+impl RandomWeights {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { random: Random::new(seed), last: HashMap::new() }
+    }
+
+    /// A weight for every one of `graph`, and one for each of `others`.
+    pub(super) fn of_graph(
+        &mut self,
+        graph: &Graph,
+        others: &[MatrixSpec],
+    ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+        let decays: Vec<usize> = graph
+            .nodes()
+            .iter()
+            .filter_map(|node| match &node.op {
+                Op::GatedDeltaRule(GatedDeltaRuleOp { decay, .. }) => Some(decay.index()),
+                Op::SsmScan(SsmScanOp { weights, .. }) => Some(weights.a.index()),
+                _ => None,
+            })
+            .collect();
+        let is_vector = |spec: &MatrixSpec| spec.rows == 1 && spec.dtype == DType::F32;
+        let specs = || graph.weights().iter().map(|weight| weight.matrix);
+        let matrices: Vec<MatrixSpec> =
+            specs().filter(|spec| !is_vector(spec)).chain(others.iter().copied()).collect();
+        let mut made = self.matrices(&matrices)?.into_iter();
+        let weight = |(index, spec): (usize, MatrixSpec)| {
+            if is_vector(&spec) {
+                let value = if decays.contains(&index) { DECAY } else { 1.0 };
+                return Ok(Tensor::from_f32(1, spec.cols, &vec![value; spec.cols])?);
+            }
+            Ok(made.next().expect("a matrix for each"))
+        };
+        let weights = specs().enumerate().map(weight).collect::<Result<_>>()?;
+        Ok((weights, made.collect()))
+    }
+
+    /// Matrices of these kinds. Those of the call before that are of none are given up first.
+    fn matrices(&mut self, specs: &[MatrixSpec]) -> Result<Vec<Tensor>> {
+        let last = &mut self.last;
+        let found: Vec<Option<Tensor>> = specs.iter().map(|spec| last.get_mut(spec)?.pop()).collect();
+        last.clear();
+        let of = specs.iter().zip(found);
+        let all = of.map(|(spec, found)| found.map_or_else(|| matrix(*spec, &mut self.random), Ok));
+        let all = all.collect::<Result<Vec<_>>>()?;
+        for (spec, tensor) in specs.iter().zip(&all) {
+            self.last.entry(*spec).or_default().push(tensor.clone());
         }
-        matrix(spec.matrix, random)
-    };
-    graph.weights().iter().enumerate().map(weight).collect()
+        Ok(all)
+    }
 }
 
 /// Random weights of variance 1 / columns.
-pub(super) fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
+fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
     let MatrixSpec { dtype, rows, cols } = spec;
     let std = (cols.max(1) as f32).sqrt().recip();
     let mut planes = vec![];
@@ -175,6 +214,20 @@ mod tests {
     use moeflux_compute::quant::dequantize;
 
     use super::*;
+
+    #[test]
+    fn what_is_asked_for_again_is_not_made_again() {
+        let of = |rows| MatrixSpec { dtype: DType::Q8_0, rows, cols: 64 };
+        let begins =
+            |tensors: &[Tensor]| tensors.iter().map(|t| t.plane(0).as_slice().as_ptr()).collect::<Vec<_>>();
+        let mut weights = RandomWeights::new(1);
+        let first = weights.matrices(&[of(32), of(32), of(8)]).unwrap();
+        let second = weights.matrices(&[of(16), of(32), of(32), of(32)]).unwrap();
+        let [first, second] = [first, second].map(|tensors| begins(&tensors));
+        assert!(second[1..3].iter().all(|begin| first[..2].contains(begin)) && second[1] != second[2]);
+        assert!(!first.contains(&second[3]), "as often as it is asked for");
+        assert!(weights.last.values().flatten().count() == 4, "what is not asked for is given up");
+    }
 
     #[test]
     fn every_encoding_is_finite_and_varies_from_row_to_row() {
