@@ -1,18 +1,24 @@
 //! What guessing tokens gains: answers of one model with every way of guessing, which are checked to be the same.
 //!
-//! `cargo run --release -p moeflux --example speculation -- MODEL [DEVICE_MEMORY [TEMPERATURE …]]`, the memory in GiB, 0 for what is
-//! there.
+//! `cargo run --release -p moeflux --example speculation -- MODEL [--backend cpu|gpu] [--memory SIZE] [--device-memory SIZE |
+//! --slots N] [--questions FILE [--every N]] [TEMPERATURE …]`. Prompts are made up unless there is a file of questions such as
+//! `models/demo/eval.jsonl`, of which every Nth is asked.
+
+mod common;
 
 use std::error::Error;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use common::Arguments;
 use moeflux::sampler::SamplerOptions;
-use moeflux::{DecodingOptions, OpenOptions, Options, SpecType};
+use moeflux::{DecodingOptions, Options, SpecType};
 
-/// Answers of so many tokens each, to prompts of so many.
-const ANSWERS: u64 = 8;
+/// Most tokens of an answer.
 const TOKENS: usize = 192;
-const PROMPT: usize = 32;
+/// Prompts that are made up, of so many tokens each.
+const PROMPTS: u64 = 8;
+const PROMPT: u64 = 32;
 /// Ways of guessing, with the most tokens at a time; the first and the last are to be the same.
 const KINDS: [(SpecType, usize); 8] = [
     (SpecType::Off, 4),
@@ -26,63 +32,64 @@ const KINDS: [(SpecType, usize); 8] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let model = arguments.next().ok_or("which model?")?;
-    let gib: f64 = arguments.next().map_or(Ok(0.0), |text| text.parse())?;
-    let mut temperatures: Vec<f32> = arguments.map(|text| text.parse()).collect::<Result<_, _>>()?;
-    if temperatures.is_empty() {
-        temperatures.push(0.0);
-    }
-    let mut expected: Vec<Vec<u32>> = vec![];
-    println!("| guesses | temperature | tokens/s | right | answers |\n| :-- | --: | --: | --: | :-- |");
+    let arguments = Arguments::read()?;
+    let temperatures = if arguments.numbers.is_empty() { &[0.0][..] } else { &arguments.numbers };
+    let mut expected: Vec<Vec<Vec<u32>>> = vec![];
+    let mut all_same = true;
+    println!("| guesses | temperature | tokens | tokens/s | guessed | right | tokens a step | answers |");
+    println!("| :-- | --: | --: | --: | --: | --: | --: | :-- |");
     for (spec_type, draft_max) in KINDS {
         let options = Options { context: Some(1024), spec_type, draft_max, ..Options::default() };
-        let mut open = OpenOptions::new().engine_options(options);
-        if gib > 0.0 {
-            open = open.device_memory((gib * f64::from(1 << 30)) as u64);
+        let mut model = arguments.open(options)?;
+        model.warm_up()?;
+        let mut prompts = arguments.questions(&model)?;
+        if prompts.is_empty() {
+            let vocab_size = model.engine.model().graph.vocab_size() as u64;
+            let token = |prompt, i| ((prompt * 7_919 + i * 104_729) % vocab_size) as u32;
+            prompts = (0..PROMPTS).map(|prompt| (0..PROMPT).map(|i| token(prompt, i)).collect()).collect();
         }
-        let mut model = open.open(&model)?;
-        model.engine.warm_up()?;
-        let vocab_size = model.engine.model().graph.vocab_size() as u64;
-        let mut answers = vec![];
-        for temperature in &temperatures {
+        for (which, temperature) in temperatures.iter().enumerate() {
             let (mut time, mut tokens, mut drafted, mut accepted) = (Duration::ZERO, 0, 0, 0);
-            for answer in 0..ANSWERS {
-                let token = |i: u64| ((answer * 7_919 + i * 104_729) % vocab_size) as u32;
-                let prompt: Vec<u32> = (0..PROMPT as u64).map(token).collect();
+            let mut answers = vec![];
+            for (seed, prompt) in (0..).zip(&prompts) {
                 let sampler = SamplerOptions {
                     temperature: *temperature,
-                    seed: Some(answer),
+                    seed: Some(seed),
                     ..SamplerOptions::default()
                 };
                 let decoding = DecodingOptions { sampler, max_tokens: TOKENS, ..DecodingOptions::default() };
                 let mut session = model.engine.session();
-                let mut first = None;
-                let generated = model.generate(&mut session, &prompt, decoding, |text| {
-                    first = first.or_else(|| (!text.is_empty()).then(Instant::now));
-                    true
-                })?;
-                time += first.map_or(Duration::ZERO, |first| first.elapsed());
-                tokens += generated.tokens.len() - 1;
+                let start = Instant::now();
+                let generated = model.generate(&mut session, prompt, decoding, |_| true)?;
+                time += start.elapsed().saturating_sub(generated.first_token);
+                tokens += generated.tokens.len();
                 drafted += generated.decode.drafted;
                 accepted += generated.decode.accepted;
                 answers.push(generated.tokens);
             }
+            // The first token of an answer comes with its prompt.
+            let later = (tokens - answers.iter().filter(|answer| !answer.is_empty()).count()) as f64;
+            let kind =
+                if spec_type == SpecType::Mtp { format!("mtp {draft_max}") } else { spec_type.to_string() };
+            let speed = later / time.as_secs_f64();
             let right = match drafted {
                 0 => String::new(),
                 _ => format!("{:.0} %", 100.0 * accepted as f64 / drafted as f64),
             };
-            let from = answers.len() - ANSWERS as usize;
-            let same = expected.is_empty() || answers[from..] == expected[from..from + ANSWERS as usize];
-            let speed = tokens as f64 / time.as_secs_f64();
-            let kind =
-                if spec_type == SpecType::Mtp { format!("mtp {draft_max}") } else { spec_type.to_string() };
+            let a_step = later / (later - accepted as f64);
+            let same = expected.get(which).is_none_or(|expected| *expected == answers);
+            all_same &= same;
             let same = if same { "the same" } else { "DIFFERENT" };
-            println!("| {kind} | {temperature} | {speed:.0} | {right} | {same} |");
-        }
-        if expected.is_empty() {
-            expected = answers;
+            println!(
+                "| {kind} | {temperature} | {tokens} | {speed:.0} | {drafted} | {right} | {a_step:.2} | {same} |"
+            );
+            if which == expected.len() {
+                expected.push(answers);
+            }
         }
     }
-    Ok(())
+    let mut hasher = DefaultHasher::new();
+    expected.hash(&mut hasher);
+    println!("\nAnswers: {:016x}", hasher.finish());
+    if all_same { Ok(()) } else { Err("answers are not the same".into()) }
 }

@@ -1,11 +1,16 @@
 //! What evaluating several tokens of a sequence at once takes over one, as where guessed tokens are verified.
 //!
-//! `cargo run --release -p moeflux --example verification -- MODEL [DEVICE_MEMORY [MEMORY]]`, sizes in GiB.
+//! `cargo run --release -p moeflux --example verification -- MODEL [--backend cpu|gpu] [--memory SIZE] [--device-memory SIZE |
+//! --slots N] [--questions FILE [--every N]]`. Tokens are random unless there is a file of questions such as `models/demo/eval.jsonl`.
+//! Experts are those of all layers that the rows choose, counted unless a GPU has all of them.
+
+mod common;
 
 use std::error::Error;
 use std::time::Instant;
 
-use moeflux::{OpenOptions, Options, Outputs, Part, SpecType};
+use common::Arguments;
+use moeflux::{Options, Outputs, Part, SpecType};
 use moeflux_compute::draw::Draw;
 
 /// Tokens before, and tokens at once.
@@ -15,30 +20,21 @@ const ROWS: [usize; 5] = [1, 2, 3, 4, 8];
 const ROUNDS: usize = 24;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let model = arguments.next().ok_or("which model?")?;
+    let arguments = Arguments::read()?;
     let most = ROWS[ROWS.len() - 1] - 1;
-    let engine =
+    let options =
         Options { context: Some(5120), spec_type: SpecType::Ngram, draft_max: most, ..Options::default() };
-    let mut options = OpenOptions::new().engine_options(engine);
-    let mut bytes = || -> Result<Option<u64>, Box<dyn Error>> {
-        let size = arguments.next().map(|text| text.parse::<f64>()).transpose()?;
-        Ok(size.map(|size| (size * f64::from(1 << 30)) as u64))
-    };
-    if let Some(bytes) = bytes()? {
-        options = options.device_memory(bytes);
-    }
-    if let Some(bytes) = bytes()? {
-        options = options.memory(bytes);
-    }
-    let mut engine = options.open_engine(model, |_, _| ())?;
+    let mut model = arguments.open(options)?;
+    let text = arguments.questions(&model)?.concat();
+    let mut text = text.iter().copied().cycle();
+    let engine = &mut model.engine;
     engine.warm_up()?;
     println!("{}", engine.backend());
     let vocab_size = engine.model().graph.vocab_size();
     let mut random = 1u64;
     let mut token = || {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) as u32 % vocab_size as u32
+        text.next().unwrap_or((random >> 33) as u32 % vocab_size as u32)
     };
     for depth in DEPTHS {
         let mut session = engine.session();
@@ -50,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for (i, rows) in ROWS.into_iter().enumerate() {
                 let tokens: Vec<u32> = (0..rows).map(|_| token()).collect();
                 let before = engine.device_counts().unwrap_or_default();
+                engine.take_stats();
                 let start = Instant::now();
                 if engine.draws_tokens() {
                     let outputs = Some(Outputs::All);
@@ -60,7 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 times[i].push(start.elapsed().as_secs_f64() * 1e3);
                 let counts = engine.device_counts().unwrap_or_default() - before;
-                experts[i] += counts.experts;
+                let cache = engine.take_stats().cache;
+                experts[i] += counts.experts.max(cache.hits + cache.misses);
                 engine.truncate(&mut session, depth)?;
             }
         }
@@ -70,11 +68,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let times: Vec<f64> = times.iter_mut().map(median).collect();
         for (i, rows) in ROWS.into_iter().enumerate() {
-            let (time, experts) = (times[i], experts[i] as f64 / ROUNDS as f64);
-            let over = time / times[0];
-            println!(
-                "after {depth:4}: {rows} rows {time:7.2} ms, {over:5.2} of one; {experts:.0} experts that may be elsewhere"
-            );
+            let over = times[i] / times[0];
+            let counted = match experts[i] {
+                0 => String::new(),
+                experts => format!("; {:.0} experts", experts as f64 / ROUNDS as f64),
+            };
+            println!("after {depth:4}: {rows} rows {:7.3} ms, {over:5.2} of one{counted}", times[i]);
         }
     }
     Ok(())
