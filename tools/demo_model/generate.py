@@ -186,26 +186,27 @@ def encode(dialogues: list[Dialogue], tok) -> list[tuple[list[int], list[int]]]:
     return out
 
 
-def shard(seed: int, rows: int, tokenizer_path: str):
-    """Up to `rows` packed rows of ROW tokens: ids u16, loss weights u8 and conversation numbers u8, each [rows, ROW].
+def shard(seed: int, rows: int, tokenizer_path: str, length: int = ROW):
+    """Up to `rows` packed rows of `length` tokens: ids u16, loss weights u8 and conversation numbers u8, each [rows, length].
 
-    Row entry i is an input; its target is entry i + 1, weighted by the weight of i + 1. No conversation is cut.
+    Row entry i is an input; its target is entry i + 1, weighted by the weight of i + 1. No conversation is cut; longer ones than a
+    row are left out.
     """
     import numpy as np
     rng = random.Random(seed * 7919 + 1)
     tok = tokenizer(tokenizer_path)
-    ids = np.zeros((rows, ROW), np.uint16)
-    weights = np.zeros((rows, ROW), np.uint8)
-    number = np.full((rows, ROW), 255, np.uint8)
+    ids = np.zeros((rows, length), np.uint16)
+    weights = np.zeros((rows, length), np.uint8)
+    number = np.full((rows, length), 255, np.uint8)
     used, count = [0] * rows, [0] * rows
     first, window = 0, 24
     while True:
         for i, w in encode([draw(rng) for _ in range(256)], tok):
             n = len(i)
-            if n > ROW:
+            if n > length:
                 continue
             for r in range(first, min(first + window, rows)):
-                if used[r] + n <= ROW and count[r] < 250:
+                if used[r] + n <= length and count[r] < 250:
                     a = used[r]
                     ids[r, a:a + n], weights[r, a:a + n], number[r, a:a + n] = i, w, count[r]
                     weights[r, a] = 0
@@ -214,10 +215,10 @@ def shard(seed: int, rows: int, tokenizer_path: str):
                     break
             else:
                 first += 1
-        while first < rows and used[first] > ROW - 24:
+        while first < rows and used[first] > length - 24:
             first += 1
         if first + window > rows:
-            full = [r for r in range(rows) if used[r] > 0.9 * ROW]
+            full = [r for r in range(rows) if used[r] > 0.9 * length]
             return ids[full], weights[full], number[full]
 
 

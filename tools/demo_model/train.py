@@ -27,19 +27,19 @@ import generate
 import model
 import quant
 
-MUON = ("q", "k", "v", "o", "gate_up", "down")
+MUON = ("q", "k", "v", "o", "gate_up", "down", "eh_proj")
 
 
 # ---------------------------------------------------------------- data
 
-def _worker(index: int, step: int, rows: int, tokenizer: str, folder: str, ahead: int) -> None:
+def _worker(index: int, step: int, rows: int, length: int, tokenizer: str, folder: str, ahead: int) -> None:
     """Writes shards index, index + step, …; waits while `ahead` of its shards are unread."""
     os.nice(5)
     n = index
     while True:
         while sum(f.startswith(f"{index:03d}_") for f in os.listdir(folder)) >= ahead:
             time.sleep(0.05)
-        ids, weights, number = generate.shard(n, rows, tokenizer)
+        ids, weights, number = generate.shard(n, rows, tokenizer, length)
         path = os.path.join(folder, f"{index:03d}_{n:09d}.npy")
         np.save(path + ".tmp.npy", np.stack([ids, weights.astype(np.uint16) << 8 | number]))
         os.rename(path + ".tmp.npy", path)
@@ -47,23 +47,23 @@ def _worker(index: int, step: int, rows: int, tokenizer: str, folder: str, ahead
 
 
 class Rows:
-    """An endless stream of batches of packed rows, in shard order."""
+    """An endless stream of batches of packed rows of `length` tokens, in shard order."""
 
-    def __init__(self, workers: int, rows: int, batch: int, tokenizer: str, device: str, first_shard: int):
+    def __init__(self, workers: int, rows: int, batch: int, tokenizer: str, device: str, first_shard: int, length: int = generate.ROW):
         self.folder = os.path.join("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp", f"moeflux_demo_{os.getpid()}")
         os.makedirs(self.folder)
         ctx = multiprocessing.get_context("spawn")
-        self.procs = [ctx.Process(target=_worker, daemon=True, args=(first_shard + i, workers, rows, tokenizer, self.folder, 3))
+        self.procs = [ctx.Process(target=_worker, daemon=True, args=(first_shard + i, workers, rows, length, tokenizer, self.folder, 3))
                       for i in range(workers)]
         for p in self.procs:
             p.start()
-        self.first, self.workers, self.batch, self.device = first_shard, workers, batch, device
+        self.first, self.workers, self.batch, self.length, self.device = first_shard, workers, batch, length, device
         self.queue: queue.Queue = queue.Queue(6)
         self.waited = 0.0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        n, held = self.first, np.zeros((2, 0, generate.ROW), np.uint16)
+        n, held = self.first, np.zeros((2, 0, self.length), np.uint16)
         while True:
             path = os.path.join(self.folder, f"{self.first + (n - self.first) % self.workers:03d}_{n:09d}.npy")
             while not os.path.exists(path):
@@ -76,7 +76,7 @@ class Rows:
             n += 1
 
     def next(self):
-        """ids, targets, target weights, conversation numbers: each [batch, ROW]."""
+        """ids, targets, target weights, conversation numbers: each [batch, length]."""
         t = time.time()
         b = self.queue.get()
         self.waited += time.time() - t
@@ -90,7 +90,7 @@ class Rows:
 
 
 def to_device(a: np.ndarray, device: str):
-    """One packed array [2, batch, ROW] as model inputs."""
+    """One packed array [2, batch, length] as model inputs."""
     ids = torch.from_numpy(a[0].astype(np.int64))
     w = torch.from_numpy((a[1] >> 8).astype(np.float32))
     number = torch.from_numpy((a[1] & 255).astype(np.int32))
