@@ -72,12 +72,15 @@ impl Served {
         answer
     }
 
-    /// The most memory that the server has had, in bytes, as Linux says.
+    /// The most memory that the server has had, in bytes, as Linux says, without code and other parts of files.
     #[allow(dead_code, reason = "not every binary with a server measures it")]
     pub fn peak_memory(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        1024 * line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
+        let kib = |name: &str| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+        };
+        1024 * (kib("VmHWM:") - kib("RssFile:"))
     }
 
     /// Ends it; gives what it said since it listens.
