@@ -261,8 +261,9 @@ impl Memory {
             return Ok(false);
         }
         let bytes = wanted.next_power_of_two();
+        let grown = Growing { buffer: device.alloc(bytes)?, bytes };
         device.free(self.page_numbers.buffer);
-        self.page_numbers = Growing { buffer: device.alloc(bytes)?, bytes };
+        self.page_numbers = grown;
         self.held_pages.clear();
         Ok(true)
     }
