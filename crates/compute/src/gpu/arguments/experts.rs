@@ -125,6 +125,7 @@ arguments! {
     JointDownConstants {
         part: PartConstants,
         tokens: usize,
+        summed: bool,
         has_residual: bool,
         weighs: bool,
         brings: bool,

@@ -1,5 +1,5 @@
 // Routed experts of 2 to 8 tokens whose weights pass through shared memory, and down projections of one: what `few_experts.h`
-// does, with the same bits. Down projections are of experts that are all there, read once for all tokens that chose them; groups
+// does, with the same bits. Down projections are read once for all tokens that chose an expert; groups
 // choose the experts of all tokens for themselves, by the logits of the router.
 #define WEIGHTS_IN_SHARED_MEMORY
 #define WITHOUT_KERNELS
@@ -65,19 +65,42 @@ DEVICE void list_pairs(CTX, const RouteConstants& c, const uint* table, const fl
 struct JointDownConstants {
     Part part;
     uint tokens;
+    // Whether the pairs of a token are summed, whose experts are all there; else each that is there has an output of its own.
+    uint summed;
     uint has_residual, weighs;
     // Whether a warp brings activations to shared memory; else it reads them where they are.
     uint brings;
     RouteConstants route;
 };
 
+// Takes pairs of absent experts from the list; gives how many are left. counts: (JOINT_WARPS).
+DEVICE uint leave_absent(CTX, uint count, const JointPairs& m, uint* counts) {
+    const uint own = ctx.thread(), lane = ctx.lane();
+    const uint listed = own < count ? m.listed[own] : 0, slot = own < count ? m.slots[own] : ABSENT;
+    const uint there = __ballot_sync(0xffffffffu, slot != ABSENT);
+    if (lane == 0) counts[ctx.warp()] = __popc(there);
+    barrier(ctx);
+    uint to = __popc(there & ((1u << lane) - 1)), left = 0;
+    for (uint w = 0; w < JOINT_WARPS; ++w) {
+        to += w < ctx.warp() ? counts[w] : 0;
+        left += counts[w];
+    }
+    if (slot != ABSENT) {
+        m.listed[to] = listed;
+        m.slots[to] = slot;
+    }
+    barrier(ctx);
+    return left;
+}
+
 struct JointDownMemory {
     // (JOINT_WARPS): rows of an expert and activations that a warp has or waits for, and who counts copies of rows.
     uchar* rows;
     ulong* bars;
-    // (pairs, JOINT_ROWS): the product of each pair and row; (pairs): what pairs count.
+    // (pairs, JOINT_ROWS): the product of each pair and row; (pairs): what pairs count; (JOINT_WARPS): of those that are there.
     float* products;
     float* weights;
+    uint* counts;
 };
 
 // Of a warp's memory: bytes of its rows, and of them with the activations of a pair and their scales.
@@ -141,19 +164,21 @@ DEVICE float pair_rows(CTX, const Part& part, const uchar* rows, const Activatio
     return leaves_of<D>(ctx, part, rows, x, pieces_of<D>(part.format));
 }
 
-// Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows). A
-// group makes JOINT_ROWS outputs of each token: a warp takes every eighth pair, waits for its expert's rows, and asks for those of
-// its next one when it has multiplied them. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
+// Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens, rows), or
+// as it is → out (pairs, rows). A group makes JOINT_ROWS outputs of each token or pair: a warp takes every eighth pair, waits for its
+// expert's rows, and asks for those of its next one when it has multiplied them. Rows have 32 pieces at most. Grid: rows / JOINT_ROWS.
 template <uint D>
 DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
                         const JointDownMemory& m, const JointPairs& pairs) {
-    const uint count = c.tokens * c.route.top_k, stride = c.part.format.strides[0], cols = c.part.format.cols;
+    uint count = c.tokens * c.route.top_k;
+    const uint stride = c.part.format.strides[0], cols = c.part.format.cols;
     uchar* const rows = m.rows + ctx.warp() * warp_bytes(stride, cols, c.brings);
     uchar* const own_bytes = rows + copied_rows(stride);
     float* const own_scales = (float*)(own_bytes + padded_bytes(cols));
     ulong* const bar = m.bars + ctx.warp();
     if (ctx.thread() < JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
     list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
+    if (!c.summed) count = leave_absent(ctx, count, pairs, m.counts);
     const auto ask_rows = [&](uint at) {
         if (at >= count) return;
         const Row from = expert_row(b.slots, pairs.slots[at], c.part, ctx.group_x() * JOINT_ROWS);
@@ -172,9 +197,9 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
     ask_rows(ctx.warp());
     after_previous(ctx);
     ask_activations(ctx.warp());
-    if (ctx.thread() < count) m.weights[ctx.thread()] = c.weighs ? b.weights[ctx.thread()] : 1.0f;
+    if (c.summed && ctx.thread() < count) m.weights[ctx.thread()] = c.weighs ? b.weights[ctx.thread()] : 1.0f;
     const ulong to = (ulong)ctx.lane() * c.part.rows + ctx.group_x() * JOINT_ROWS + ctx.warp();
-    const float residual = ctx.lane() < c.tokens && c.has_residual ? b.residual[to] : 0.0f;
+    const float residual = c.summed && ctx.lane() < c.tokens && c.has_residual ? b.residual[to] : 0.0f;
     uint parity = 0;
     for (uint at = ctx.warp(); at < count; at += JOINT_WARPS) {
         await_async();
@@ -198,6 +223,13 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
         parity ^= 1;
     }
     barrier(ctx);
+    if (!c.summed) {
+        for (uint i = ctx.thread(); i < count * JOINT_ROWS; i += ctx.threads()) {
+            const uint pair = pairs.listed[i / JOINT_ROWS], row = i % JOINT_ROWS;
+            b.out[(ulong)pair * c.part.rows + ctx.group_x() * JOINT_ROWS + row] = m.products[pair * JOINT_ROWS + row];
+        }
+        return;
+    }
     if (ctx.lane() >= c.tokens) return;
     float total = 0.0f;
     for (uint k = 0; k < c.route.top_k; ++k) {
@@ -265,11 +297,12 @@ CONSTANT uint COPIED_COLUMNS = 2048;
                  (float, out), (const float, logits)) {                                                         \
         SHARED(ulong, bars, JOINT_WARPS);                                                                       \
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
+        SHARED(uint, counts, JOINT_WARPS);                                                                      \
         JOINT_MEMORY(pairs);                                                                                    \
         const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
         const uint each = warp_bytes(c.part.format.strides[0], c.part.format.cols, c.brings);                   \
         float* const products = (float*)(dynamic + JOINT_WARPS * each);                                         \
-        const JointDownMemory m = {dynamic, bars, products, own_weights};                                       \
+        const JointDownMemory m = {dynamic, bars, products, own_weights, counts};                               \
         joint_down8<D>(ctx, c, b, logits, m, pairs);                                                            \
     }
 

@@ -295,10 +295,10 @@ impl Lowering<'_> {
         Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
     }
 
-    /// The same by the kernel that reads an expert once for all rows.
+    /// Down's products, summed or not, by the kernel that reads an expert once for all rows.
     fn joint_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
         let down = &e.parts[2];
-        let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
+        let choice = self.own_choice(e).filter(|_| e.biases.is_none())?;
         let [each, _] = self.copied(choice, down)?;
         let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * choice.route.top_k);
         let least = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
@@ -322,6 +322,7 @@ impl Lowering<'_> {
         let constants = &JointDownConstants {
             part: down.part,
             tokens: self.rows,
+            summed,
             has_residual: e.residual.is_some(),
             weighs: e.mlp.weighted != Weighted::Input,
             brings,
