@@ -456,6 +456,10 @@ pub struct DeviceCounts {
     pub fetched: u64,
     /// Those of them that the processor computed where they are, in host memory.
     pub computed: u64,
+    /// Experts that came over the bus, in part or whole, before it was known that they would be chosen.
+    pub ahead: u64,
+    /// Those of them that were chosen.
+    pub useful: u64,
 }
 
 impl std::ops::Add for DeviceCounts {
@@ -470,6 +474,8 @@ impl std::ops::Add for DeviceCounts {
             experts: self.experts + other.experts,
             fetched: self.fetched + other.fetched,
             computed: self.computed + other.computed,
+            ahead: self.ahead + other.ahead,
+            useful: self.useful + other.useful,
         }
     }
 }
@@ -486,6 +492,8 @@ impl std::ops::Sub for DeviceCounts {
             experts: self.experts - earlier.experts,
             fetched: self.fetched - earlier.fetched,
             computed: self.computed - earlier.computed,
+            ahead: self.ahead - earlier.ahead,
+            useful: self.useful - earlier.useful,
         }
     }
 }

@@ -333,6 +333,7 @@ mod tests {
             free: 8 << 30,
             largest_buffer: 8 << 30,
             multiprocessors: 8,
+            bus: 0,
             group_memory: 0,
             copies_ahead: false,
             unified: false,

@@ -316,6 +316,12 @@ impl Measured {
                 0.0 => String::new(),
                 _ => format!(", {computed:.1} computed by the processor"),
             };
+            let foreseen = match [per_token(|c| c.ahead), per_token(|c| c.useful)] {
+                [0.0, _] => String::new(),
+                [ahead, useful] => {
+                    format!(", {ahead:.1} asked for ahead ({:.0} % of them chosen)", 100.0 * useful / ahead)
+                }
+            };
             let disk = match self.cache.misses {
                 0 => String::new(),
                 misses => {
@@ -324,7 +330,7 @@ impl Measured {
                 }
             };
             format!(
-                ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus ({}){processor}{disk}",
+                ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus ({}){foreseen}{processor}{disk}",
                 100.0 * (1.0 - (fetched + computed) / experts),
                 size((fetched * expert_bytes) as u64),
             )
@@ -612,6 +618,8 @@ fn report(
                         "experts_chosen": counts.experts,
                         "experts_fetched": counts.fetched,
                         "experts_computed": counts.computed,
+                        "experts_asked_ahead": counts.ahead,
+                        "experts_asked_ahead_chosen": counts.useful,
                     })),
                 })
             };

@@ -51,13 +51,17 @@ pub enum Grid {
 /// When a dispatch may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// After all dispatches before it, and seeing what they wrote.
+    /// After all dispatches before it but those that are aside, and seeing what they wrote.
     #[default]
     After,
     /// The same for a kernel that waits by itself, but reads before that what they wrote.
     AfterEnd,
     /// As the dispatch before it, which it does not depend on.
     Beside,
+    /// The same as [`Order::After`], while those that follow do not wait for it, up to the next [`Order::Joining`].
+    Aside,
+    /// The same as [`Order::After`], and after all that was aside.
+    Joining,
 }
 
 /// One run of a kernel.
@@ -146,6 +150,8 @@ pub struct DeviceInfo {
     pub largest_buffer: u64,
     /// Groups that run beside each other, each with a multiprocessor of its own.
     pub multiprocessors: usize,
+    /// Bytes a second that kernels read of host memory, about.
+    pub bus: u64,
     /// Bytes of memory that a group may have.
     pub group_memory: usize,
     /// Whether kernels copy weights to a group's memory beside other work, before the dispatch in front has ended.

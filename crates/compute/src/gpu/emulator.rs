@@ -89,6 +89,8 @@ pub struct Emulator {
     recordings: Vec<Option<Vec<Dispatch>>>,
     /// Whether kernels are those of the text that Metal is given.
     metal: bool,
+    /// Bytes a second of host memory.
+    bus: u64,
     /// Bytes of buffers that there may be, if that is limited, and those that there are.
     limit: Option<u64>,
     used: u64,
@@ -105,7 +107,13 @@ pub struct Emulator {
 impl Emulator {
     /// A device whose order of threads follows from `seed`.
     pub fn new(seed: u64) -> Self {
-        Self { random: seed, groups: 1, before: 1, ..Self::default() }
+        Self { random: seed, groups: 1, before: 1, bus: 50_000_000_000, ..Self::default() }
+    }
+
+    /// The same device, which reads so many bytes of host memory a second.
+    #[must_use]
+    pub fn with_bus(self, bus: u64) -> Self {
+        Self { bus, ..self }
     }
 
     /// A device that runs the kernels of a unit with the planted fault `fault` where there is one.
@@ -266,10 +274,19 @@ impl Emulator {
         Err(Self::error(message))
     }
 
-    /// Runs stages one after the other, the dispatches of a stage in random order.
+    /// Runs stages one after the other, the dispatches of a stage in random order, and what is aside at once or as late as may be.
     fn run_all(&mut self, dispatches: &[Dispatch]) -> Result<()> {
         let mut rest = dispatches;
+        let mut aside = vec![];
         while !rest.is_empty() {
+            if rest[0].order == Order::Aside && self.next_random().is_multiple_of(2) {
+                aside.push(&rest[0]);
+                rest = &rest[1..];
+                continue;
+            }
+            if rest[0].order == Order::Joining {
+                aside.drain(..).try_for_each(|late| self.run_one(late))?;
+            }
             let beside = rest[1..].iter().take_while(|d| d.order == Order::Beside).count();
             let (stage, later) = rest.split_at(beside + 1);
             let begun = self.groups;
@@ -283,7 +300,7 @@ impl Emulator {
             self.before = begun;
             rest = later;
         }
-        Ok(())
+        aside.into_iter().try_for_each(|late| self.run_one(late))
     }
 }
 
@@ -299,6 +316,7 @@ impl Device for Emulator {
             warp_groups: false,
             byte_matrices: !self.metal,
             multiprocessors: 8,
+            bus: self.bus,
             group_memory: 32 << 10,
             copies_ahead: false,
             simdgroup_matrices: self.metal,

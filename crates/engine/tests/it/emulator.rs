@@ -226,6 +226,39 @@ fn nobody_can_tell_who_computed_an_expert() {
     }
 }
 
+/// What the next layer is foreseen to choose comes ahead, rightly or wrongly, and changes no bit: for products of whole numbers and of
+/// floats, one row and several.
+#[test]
+fn what_is_foreseen_changes_speed_alone() {
+    let fixture = Fixture::named("gguf/mixtral_q8_0");
+    let tokens: Vec<u32> = (0..30).map(|i| (i * i * 5 + i * 11 + 3) % 61).collect();
+    for options in [Options::default(), f32_options()] {
+        let run = |backend: &GpuBackend, rows: usize| {
+            let mut engine = open(&fixture.path, backend, &Options { expert_cache: None, ..options.clone() });
+            let mut session = engine.session();
+            let logits = tokens.chunks(rows).flat_map(|part| {
+                engine.eval(&mut session, part, Outputs::All).unwrap_or_else(|e| panic!("{e}"))
+            });
+            let logits: Vec<f32> = logits.collect();
+            (bits(&logits), engine.device_counts().expect("a device"))
+        };
+        for (rows, slots) in [(1, 2), (1, 4), (2, 4)] {
+            let (expected, _) = run(&emulator(None), rows);
+            // In 64 µs come four experts, or 2 KB of one.
+            let slow = GpuOptions { expert_slots: Some(slots), host_memory: true, ..GpuOptions::default() };
+            let slow =
+                GpuBackend::new("emulator", slow, || Ok(Box::new(Emulator::new(7).with_bus(32_000_000))));
+            for backend in [tiered(slots), shared(slots, Some(0.5)), slow] {
+                let (got, counts) = run(&backend, rows);
+                assert!(got == expected, "{rows} rows, {slots} slots: {counts:?}");
+                let right = counts.useful.min(counts.ahead - counts.useful);
+                assert!(right > 0, "some are right and some wrong: {rows} rows, {slots} slots: {counts:?}");
+                assert!(counts.useful <= counts.fetched, "{counts:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_experts_cost_a_device_is_counted() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");

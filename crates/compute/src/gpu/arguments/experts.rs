@@ -43,21 +43,38 @@ arguments! {
     /// What is brought of experts that are on their way, in units of 16 bytes; nothing by default.
     BroughtConstants { shelf: ShelfConstants, first: usize, count: usize }
 
+    ["tiers.h" FetchConstants]
+    /// Of `fetch`.
+    FetchConstants { brought: BroughtConstants, there: usize }
+
+    ["placing.h" WorthConstants]
+    /// What experts are worth.
+    WorthConstants { long_decay: f32, short_decay: f32, long_part: f32, short_part: f32 }
+
+    ["foresight.h" ForeseeConstants]
+    /// Of `foresee`.
+    ForeseeConstants {
+        shelf: ShelfConstants,
+        worth: WorthConstants,
+        route: RouteConstants,
+        pairs: usize,
+        count: usize,
+    }
+
     ["tiers.h" PlaceConstants]
     /// Of `place`.
     PlaceConstants {
         shelf: ShelfConstants,
         pairs: usize,
-        long_decay: f32,
-        short_decay: f32,
-        long_part: f32,
-        short_part: f32,
+        worth: WorthConstants,
         hands: bool,
         rows: usize,
         set: usize,
         desk: DeskRowsConstants,
         routes: bool,
         route: RouteConstants,
+        foreseen: usize,
+        rest: usize,
     }
 
     ["handed.h" DeskRows]

@@ -54,6 +54,8 @@ const WAITING_UNITS: [&str; 11] = [
 
 /// Bytes of pinned memory that small transfers pass through.
 const STAGING_BYTES: usize = 4 << 20;
+/// Bytes a second that kernels read of pinned memory, where the bus is of the fifth generation.
+const BUS: u64 = 50_000_000_000;
 /// Events that only order work.
 const NO_TIMING: c_uint = 2;
 
@@ -327,15 +329,20 @@ impl Cuda {
     fn build(&mut self, dispatches: &[Dispatch], graph: Graph) -> Result<()> {
         // Nodes that run beside each other, and those that they come after.
         let (mut group, mut before): (Vec<GraphNode>, Vec<GraphNode>) = (vec![], vec![]);
+        // Nodes that nothing waits for yet.
+        let mut aside: Vec<GraphNode> = vec![];
         for dispatch in dispatches {
             let Some(mut launch) = self.launch(dispatch)? else { continue };
-            if dispatch.order != Order::Beside && !group.is_empty() {
+            let is_aside = dispatch.order == Order::Aside;
+            if !is_aside && dispatch.order != Order::Beside && !group.is_empty() {
                 before = std::mem::take(&mut group);
             }
+            let before = if is_aside { &group } else { &before };
+            let ended = if dispatch.order == Order::Joining { std::mem::take(&mut aside) } else { vec![] };
             // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of some units.
             let common = !dispatch.unit.starts_with("cuda/") || WAITING_UNITS.contains(&dispatch.unit);
             let waits = launch.kernel.waits && common && dispatch.order != Order::AfterEnd;
-            let early = waits && !before.is_empty() && self.driver.has_early_edges();
+            let early = waits && !is_aside && !before.is_empty() && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
             let (shared_bytes, cluster) = (launch.shared, launch.cluster);
             let mut parameters = launch.parameters();
@@ -350,15 +357,16 @@ impl Cuda {
                 context: self.context,
             };
             let mut added = GraphNode::NULL;
-            let edges = if early { 0 } else { before.len() };
-            call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), edges, &node))
+            let mut whole = ended;
+            whole.extend(if early { &[] } else { &before[..] });
+            call!(self.driver, graph_add_kernel(&mut added, graph, whole.as_ptr(), whole.len(), &node))
                 .and_then(|()| if cluster > 1 { self.driver.set_cluster(added, cluster) } else { Ok(()) })
                 .and_then(|()| {
                     let early = if early { &before[..] } else { &[] };
                     early.iter().try_for_each(|from| self.driver.add_early_edge(graph, *from, added))
                 })
                 .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })?;
-            group.push(added);
+            if is_aside { aside.push(added) } else { group.push(added) }
         }
         Ok(())
     }
@@ -397,6 +405,7 @@ impl Device for Cuda {
             free,
             largest_buffer: self.memory,
             multiprocessors: self.multiprocessors,
+            bus: BUS,
             group_memory: self.group_memory,
             copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,

@@ -2,26 +2,26 @@
 // waited for. A layer has slots of its own. Of the experts that are missing some come over the bus, and the processor
 // computes the others where they are: their rows go to the desk at once.
 #include "handed.h"
-#include "routing.h"
+#include "placing.h"
 
 struct PlaceConstants {
     Shelf shelf;
     uint pairs;
-    // What an expert is worth: how often tokens chose it, where earlier ones count less, over a long and a short while;
-    // factors by which this batch makes earlier tokens count less, and of both sums.
-    float long_decay, short_decay, long_part, short_part;
+    WorthConstants worth;
     // Whether the processor takes part, as `shares` says, how many rows there are, the number of the set, and the rows' form.
     uint hands, rows, set;
     DeskRows desk;
     // Whether this chooses the experts, and how; else `ids` says which they are.
     uint routes;
     RouteConstants route;
+    // Experts that the layer before may have foreseen, and eighths of each that are still to come.
+    uint foreseen, rest;
 };
 
-// Threads of a group, experts and slots of each, and the most pairs.
-CONSTANT uint PLACERS = 256, PLACED_EACH = MAX_EXPERTS / PLACERS, MAX_PAIRS = 8 * MAX_CHOSEN;
 // Two counts of experts in one sum: the second is so many times as large.
 CONSTANT uint SECOND_COUNT = 4096;
+// How much the newest choice counts in how much comes true of what is foreseen.
+CONSTANT float TRUST_STEP = 1.0f / 32.0f;
 // In the count of an expert's pairs: the processor computes them.
 CONSTANT uint IS_HANDED = 0x80000000u;
 // Among groups that have done their part: there is something to ask the processor for.
@@ -40,38 +40,23 @@ DEVICE void arrive(CTX, const PlaceConstants c, bool asked, GPTR(uint) handed, G
 
 // The experts of all pairs: `chosen`, which all threads of the group then see.
 DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias,
-                       GPTR(const uint) ids,
-                       const RouteMemory r, SPTR(uint) chosen) {
-    const uint top_k = c.route.top_k, experts = c.route.experts;
-    if (!c.routes) {
-        for (uint p = ctx.thread(); p < c.pairs; p += ctx.threads()) chosen[p] = ids[p];
-    } else if (warp_chooses(c.route)) {
-        // A warp a row.
-        for (uint row = ctx.warp(); row * top_k < c.pairs; row += ctx.warps()) {
-            const uint own = warp_choose(ctx, c.route, logits + row * experts, top_k);
-            if (ctx.lane() < top_k) chosen[row * top_k + ctx.lane()] = own;
-        }
-    } else {
-        for (uint row = 0; row * top_k < c.pairs; ++row) {
-            choose(ctx, c.route, logits + row * experts, bias, r, false);
-            for (uint k = ctx.thread(); k < top_k; k += ctx.threads()) chosen[row * top_k + k] = r.chosen[k];
-            barrier(ctx);
-        }
-    }
+                       GPTR(const uint) ids, const RouteMemory r, SPTR(uint) chosen) {
+    if (c.routes) return choose_rows(ctx, c.route, c.pairs, logits, bias, r, chosen);
+    for (uint p = ctx.thread(); p < c.pairs; p += ctx.threads()) chosen[p] = ids[p];
     barrier(ctx);
 }
 
 // Gives the chosen experts slots in place of the least worthy ones: no more distinct ones than there are slots, if the
-// processor takes none. ids
-// (pairs): which they are; where this chooses them by logits (rows, experts), groups beyond the first write ids and weights
-// (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT.
-// worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
-// then ABSENT. totals: experts chosen so far, fetched and handed over. shares (MOST_SHARED + 1): of so many missing experts,
-// how many the processor computes; the least worthy. handed: which pairs have them. x (rows, cols): what it computes them of.
+// processor takes none. ids (pairs): which they are; where this chooses them by logits (rows, experts), groups beyond the first
+// write ids and weights (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is,
+// or ABSENT. worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
+// then those that were foreseen, then ABSENT. totals: experts chosen so far, fetched, handed over, asked for ahead, and of these
+// chosen. shares (MOST_SHARED + 1): of so many missing experts, how many the processor computes; the least worthy. handed: which
+// pairs have them. x (rows, cols): what it computes them of. foreseen (1 + MOST_FORESEEN): what `foresee` has left.
 // Grid: (1, and one a row if it chooses or hands over).
 KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights),
              (uint, table), (uint, owners), (float, worth), (uint, fetches), (uint, totals), (const uint, shares),
-             (uint, handed), (const float, x), (const float, norm), (uint, desk)) {
+             (uint, handed), (const float, x), (const float, norm), (uint, desk), (uint, foreseen)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);
@@ -104,13 +89,36 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
 #pragma unroll
     for (uint i = 0; i < PLACED_EACH; ++i) {
         const uint at = ctx.thread() + i * PLACERS;
-        of_long[i] = at < shelf.experts ? worth[2 * at] * c.long_decay : 0.0f;
-        of_short[i] = at < shelf.experts ? worth[2 * at + 1] * c.short_decay : 0.0f;
+        of_long[i] = at < shelf.experts ? worth[2 * at] * c.worth.long_decay : 0.0f;
+        of_short[i] = at < shelf.experts ? worth[2 * at + 1] * c.worth.short_decay : 0.0f;
         entries[i] = at < shelf.experts ? (uint)table[at] : ABSENT;
         held[i] = at < shelf.slots ? (uint)owners[at] : ABSENT;
     }
     after_previous(ctx);
     all_chosen(ctx, c, logits, bias, ids, r, chosen);
+    // What was foreseen and is chosen has its slot; the slots of the rest are empty.
+    uint coming[MOST_FORESEEN], tried = 0, right = 0, asked = 0, useful = 0;
+#pragma unroll
+    for (uint f = 0; f < MOST_FORESEEN; ++f) {
+        coming[f] = ABSENT;
+        const uint fetch = f < c.foreseen ? (uint)foreseen[FORESEEN_LIST + f] : ABSENT;
+        if (fetch == ABSENT) continue;
+        const uint expert = fetched_expert(fetch), s = fetched_slot(fetch);
+        const bool is_right = is_among(chosen, c.pairs, expert);
+        ++tried;
+        right += is_right ? 1 : 0;
+        if (fetch & NOT_COMING) continue;
+        ++asked;
+        if (!is_right) continue;
+        ++useful;
+        if (c.rest != 0) coming[f] = fetch | IS_FORESEEN;
+#pragma unroll
+        for (uint i = 0; i < PLACED_EACH; ++i) {
+            const uint own = ctx.thread() + i * PLACERS;
+            if (own == expert) table[expert] = entries[i] = shelf.first_slot + s * shelf.stride;
+            if (own == s) owners[s] = held[i] = expert;
+        }
+    }
     float both_counts = 0.0f;
 #pragma unroll
     for (uint i = 0; i < PLACED_EACH; ++i) {
@@ -123,7 +131,7 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         worth[2 * e] = of_long[i];
         worth[2 * e + 1] = of_short[i];
         const bool misses = count != 0 && entries[i] == ABSENT;
-        const uint score = key_of(of_long[i] * c.long_part + of_short[i] * c.short_part);
+        const uint score = worth_key(c.worth, of_long[i], of_short[i]);
         counts[e] = count;
         scores[e] = score;
         keys[e] = misses ? score : 0;
@@ -131,14 +139,22 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     }
     pad_keys(ctx, keys, shelf.experts);
     const uint both = (uint)group_sum(ctx, both_counts, scratch), wanted = both % SECOND_COUNT;
-    const uint given = c.hands ? (uint)shares[wanted < MOST_SHARED ? wanted : MOST_SHARED] : 0;
+    // What was foreseen keeps the bus busy too, as long as a part is missing.
+    const uint lacking = wanted + (useful * c.rest + 4) / 8;
+    const uint given = c.hands ? (uint)shares[lacking < MOST_SHARED ? lacking : MOST_SHARED] : 0;
     // Slots of experts that are chosen are not to be had: what finds none is the processor's, too.
     const uint free = shelf.slots + wanted - both / SECOND_COUNT, left = given < wanted ? wanted - given : 0;
     const uint fetched = left < free ? left : free;
     if (ctx.thread() == 0) {
         totals[0] += both / SECOND_COUNT;
-        totals[1] += fetched;
+        totals[1] += fetched + useful;
         totals[2] += wanted - fetched;
+        totals[3] += asked;
+        totals[4] += useful;
+        if (tried != 0) {
+            const float trust = as_float(foreseen[FORESEEN_TRUST]);
+            foreseen[FORESEEN_TRUST] = as_uint(trust + TRUST_STEP * ((float)right / (float)tried - trust));
+        }
         listed[0] = 0;
         if (c.hands) {
             handed[HANDED_PAIRS] = 0;
@@ -148,7 +164,15 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         }
     }
     const uint most = c.pairs < shelf.experts ? c.pairs : shelf.experts;
-    for (uint at = fetched + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
+    const uint listed_to = fetched + (c.rest != 0 ? useful : 0);
+    for (uint at = listed_to + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
+    if (ctx.thread() == 0) {
+        uint at = fetched;
+#pragma unroll
+        for (uint f = 0; f < MOST_FORESEEN; ++f) {
+            if (coming[f] != ABSENT) fetches[at++] = coming[f];
+        }
+    }
     if (wanted == 0) {
         if (c.hands) arrive(ctx, c, false, handed, desk);
         return;
@@ -201,7 +225,19 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     }
 }
 
-// Brings what `place` says from host memory into slots. Grid: (any, pairs or experts).
-KERNEL(fetch, Brought, (const uint, fetches), (const uchar, host), (uchar, slots)) {
-    bring(ctx, c, fetches, host, slots, ctx.group_y(), ctx.group_x(), ctx.groups_x());
+struct FetchConstants {
+    Brought brought;
+    // Words of sixteen bytes that are there of what was foreseen: no more than are brought.
+    uint there;
+};
+
+// Brings what `place` says from host memory into slots, or what `foresee` says. Grid: (any, pairs or experts).
+KERNEL(fetch, FetchConstants, (const uint, fetches), (const uchar, host), (uchar, slots)) {
+    Brought part = c.brought;
+    const uint at = ctx.group_y();
+    if (at < part.shelf.experts && (fetches[at] & IS_FORESEEN)) {
+        part.first += c.there;
+        part.count -= c.there;
+    }
+    bring(ctx, part, fetches, host, slots, at, ctx.group_x(), ctx.groups_x());
 }

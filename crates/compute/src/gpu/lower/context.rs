@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::experts::Foresight;
 use super::linear::Division;
 use super::low_rank::LinearUpdate;
 use crate::DType;
@@ -111,6 +112,9 @@ pub(super) struct Lowering<'a> {
     pub(super) siblings: Siblings,
     /// What adapters add to products of one input that are queued or wait.
     pub(super) updates: Vec<LinearUpdate>,
+    /// What the next layer with experts is foreseen to choose, by logits that are there, and by which layers that was foreseen.
+    pub(super) foresight: Option<Foresight>,
+    pub(super) foreseen: HashSet<ExpertSetId>,
     /// Layers whose experts other devices hold a part of, so far.
     pub(super) exchanged: usize,
 }
@@ -209,6 +213,8 @@ impl<'a> Lowering<'a> {
             waiting: vec![],
             siblings: Siblings::default(),
             updates: vec![],
+            foresight: None,
+            foreseen: HashSet::new(),
             exchanged: 0,
         }
     }
@@ -241,7 +247,7 @@ impl<'a> Lowering<'a> {
 
     /// Dispatches that run beside the last one, with that.
     pub(super) fn last_group(&self) -> &[Dispatch] {
-        let first = self.run.iter().rposition(|dispatch| dispatch.order == Order::After).unwrap_or(0);
+        let first = self.run.iter().rposition(|dispatch| dispatch.order != Order::Beside).unwrap_or(0);
         &self.run[first..]
     }
 

@@ -122,7 +122,7 @@ impl Lowering<'_> {
                 let choice = DeferredRoute { logits, bias, route };
                 // Kernels that make a choice themselves know no scales.
                 if scales.is_none() && self.defer_route(choice, routing) {
-                    return;
+                    return self.foresee(logits, routing);
                 }
                 let routed = self.route(&choice, routing);
                 self.routed = scales.is_none().then_some((routing, choice));

@@ -11,7 +11,7 @@ use super::hand_over::HandOver;
 use super::held::Held;
 use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
 use super::low_rank::adapts_experts;
-use super::tiers::{ABSENT, TierPlan, Tiers, words};
+use super::tiers::{ABSENT, TierPlan, Tiers, foresight_bytes, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{BufferId, Device, DeviceInfo, Slice};
@@ -72,7 +72,8 @@ pub(crate) struct DeviceExperts {
 /// experts on their way.
 pub(super) fn table_bytes(graph: &Graph) -> usize {
     let experts: usize = entries(graph).iter().sum();
-    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 7 * 4 + HandOver::BYTES + ALIGNMENT
+    let tables = experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4;
+    tables + foresight_bytes(graph) + 7 * 4 + HandOver::BYTES + ALIGNMENT
 }
 
 /// Entries of each set in the table: experts that return what they take have one, which says that they are nowhere, and so

@@ -27,6 +27,11 @@ const PART_EXPERTS: usize = 8;
 const SMALL_BUFFERS: u64 = 16 << 20;
 /// The ring takes this part of the memory for experts, at most.
 const RING_SHARE: u64 = 8;
+/// Counts of a device's experts.
+const TOTALS: usize = 5;
+/// Words of what a set is foreseen to choose: `FORESEEN_LIST` and `MOST_FORESEEN` of `kernels/placing.h`.
+const FORESEEN_WORDS: usize = 5;
+
 /// A layer's slots and experts, in bytes from the start of the device's and the host's memory for experts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shelf {
@@ -75,6 +80,9 @@ pub(crate) struct Placement {
     pub(crate) fetches: Slice,
     /// How many were chosen and fetched so far.
     pub(crate) totals: Slice,
+    /// What the layer before has foreseen, and the logits by which this one's choice is foreseen.
+    pub(crate) foreseen: Slice,
+    pub(crate) logits: Slice,
     /// All experts in host memory.
     pub(crate) host: Slice,
 }
@@ -96,6 +104,12 @@ struct Ring {
     part_bytes: usize,
     /// The part that is filled next.
     next: usize,
+}
+
+/// Bytes of what is foreseen.
+pub(super) fn foresight_bytes(graph: &Graph) -> usize {
+    let experts = graph.expert_sets().iter().map(|set| set.experts);
+    4 * (TOTALS + FORESEEN_WORDS * graph.expert_sets().len() + FEW_ROWS * experts.max().unwrap_or(0))
 }
 
 impl TierPlan {
@@ -179,8 +193,12 @@ pub(crate) struct Tiers {
     owners: BufferId,
     worth: BufferId,
     fetches: BufferId,
-    /// Experts that batches of few rows chose, and those of them that were fetched.
+    /// Experts that batches of few rows chose, those of them that were fetched and handed over, and those that were asked for ahead and
+    /// of use.
     totals: BufferId,
+    /// What each set is foreseen to choose, and logits for that.
+    foreseen: BufferId,
+    logits: BufferId,
     /// The same of batches of many rows.
     streamed: [u64; 2],
     /// What the device's table is, unless it has changed since.
@@ -205,12 +223,18 @@ impl Tiers {
             owners: device.alloc((slots * 4).max(4))?,
             worth: device.alloc(experts * 8)?,
             fetches: device.alloc((most_fetches * 4).max(4))?,
-            totals: device.alloc(12)?,
+            totals: device.alloc(TOTALS * 4)?,
+            foreseen: device.alloc(plan.shelves.len() * FORESEEN_WORDS * 4)?,
+            logits: device.alloc(FEW_ROWS * plan.shelves.iter().map(|s| s.experts).max().unwrap_or(1) * 4)?,
             streamed: [0; 2],
             known: None,
         };
         device.clear(tiers.worth.into(), experts * 8)?;
-        device.clear(tiers.totals.into(), 12)?;
+        device.clear(tiers.totals.into(), TOTALS * 4)?;
+        // All is trusted to come true, and nothing is foreseen yet.
+        let mut foreseen = [ABSENT; FORESEEN_WORDS];
+        foreseen[0] = 1f32.to_bits();
+        device.upload(tiers.foreseen.into(), &words(&foreseen.repeat(plan.shelves.len())))?;
         Ok(tiers)
     }
 
@@ -294,20 +318,24 @@ impl Tiers {
             worth: Slice { buffer: self.worth, offset: 8 * shelf.expert_entry },
             fetches: self.fetches.into(),
             totals: self.totals.into(),
+            foreseen: Slice { buffer: self.foreseen, offset: 4 * FORESEEN_WORDS * set.0 },
+            logits: self.logits.into(),
             host: self.host.into(),
         }
     }
 
-    /// Experts that batches chose so far, those of them that came over the bus, and those that the processor computed.
-    pub(crate) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 3]> {
-        let mut bytes = [0; 12];
+    /// Experts that batches chose so far, those of them that came over the bus, and those that the processor computed; then those that
+    /// came ahead, and those of them that were chosen.
+    pub(crate) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; TOTALS]> {
+        let mut bytes = [0; TOTALS * 4];
         device.download(self.totals.into(), &mut bytes)?;
-        let [mut chosen, mut fetched, mut handed] = [0; 3];
-        for (count, word) in [&mut chosen, &mut fetched, &mut handed].into_iter().zip(bytes.as_chunks().0) {
+        let mut counts = [0; TOTALS];
+        for (count, word) in counts.iter_mut().zip(bytes.as_chunks().0) {
             *count = u64::from(u32::from_le_bytes(*word));
         }
-        let [of_many, fetched_of_many] = self.streamed;
-        Ok([chosen + of_many, fetched + fetched_of_many, handed])
+        counts[0] += self.streamed[0];
+        counts[1] += self.streamed[1];
+        Ok(counts)
     }
 
     /// The device decides from now on: what is known of its table is out of date.

@@ -294,6 +294,7 @@ impl Device for Metal {
             byte_matrices: false,
             // Metal does not say.
             multiprocessors: 32,
+            bus: 0,
             group_memory: self.device.maxThreadgroupMemoryLength(),
             copies_ahead: false,
             simdgroup_matrices: true,

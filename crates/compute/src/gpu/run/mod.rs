@@ -358,12 +358,15 @@ impl Executable for GpuExecutable {
 
     fn device_counts(&mut self) -> Option<DeviceCounts> {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let [experts, fetched, computed] = match self.memory.experts.tiers() {
+        let [experts, fetched, computed, ahead, useful] = match self.memory.experts.tiers() {
             Some((tiers, ..)) => {
                 self.asked += 1;
                 tiers.traffic(device).ok()?
             }
-            None => self.memory.experts.counts(),
+            None => {
+                let [experts, fetched, computed] = self.memory.experts.counts();
+                [experts, fetched, computed, 0, 0]
+            }
         };
         let mut counts = device.counts();
         counts.waits += self.beside.as_ref().map_or(0, Beside::waits);
@@ -371,6 +374,8 @@ impl Executable for GpuExecutable {
             experts,
             fetched,
             computed,
+            ahead,
+            useful,
             waits: counts.waits.saturating_sub(self.asked),
             ..counts
         })

@@ -4,6 +4,7 @@ mod batch;
 mod divided;
 mod few;
 mod floats;
+mod foresight;
 mod low_rank;
 mod panels;
 mod place;
@@ -14,6 +15,7 @@ mod wide;
 
 pub(in crate::gpu) use self::divided::meeting;
 use self::few::{FewExperts, by_warp};
+pub(super) use self::foresight::Foresight;
 use self::low_rank::ExpertUpdate;
 use self::place::ChosenExperts;
 use self::tensor::TensorExperts;
@@ -207,7 +209,13 @@ impl Lowering<'_> {
             });
             let handed = hands.then_some(x);
             let chosen = ChosenExperts { rows: self.rows, pairs, ids, weights, route, handed };
-            self.run.extend(self.place(set, &chosen, ready));
+            let mut placing = self.place(set, &chosen, ready);
+            if let Some([foresee, ask]) = self.ask_ahead() {
+                placing.insert(1, foresee);
+                // The first product of few rows brings what is left of this layer's.
+                body.insert(usize::from(ready != usize::MAX), ask);
+            }
+            self.run.append(&mut placing);
             self.run.append(&mut body);
         } else {
             let offer = hands.then(|| self.offer(x, ids, top_k)).flatten();

@@ -1,9 +1,11 @@
 //! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
 
+use super::foresight::Ahead;
 use crate::gpu::arguments::{
-    BroughtConstants, CollectConstants, DeskRowsConstants, OfferConstants, PlaceConstants, RouteConstants,
+    BroughtConstants, CollectConstants, DeskRowsConstants, FetchConstants, OfferConstants, PlaceConstants,
+    RouteConstants, WorthConstants,
 };
-use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::graph::{ExpertSetId, Value};
 
@@ -13,6 +15,18 @@ const SHORT: f32 = 8.0;
 const SHORT_PART: f32 = 0.3;
 /// Groups that fetch an expert: a dozen in all keep the bus busy.
 pub(super) const FETCH_GROUPS: usize = 8;
+
+/// What experts are worth after a batch of so many rows.
+pub(super) fn worth(rows: usize) -> WorthConstants {
+    let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
+    WorthConstants {
+        long_decay: decay(LONG, rows),
+        short_decay: decay(SHORT, rows),
+        // A sum over all tokens to come tends to 1 / (1 - decay).
+        long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
+        short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
+    }
+}
 
 /// Where kernels find which experts are on their way, and where from.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +57,6 @@ impl Lowering<'_> {
         let ChosenExperts { rows, pairs, ids, weights, ref route, handed } = *chosen;
         let Some(tiers) = self.memory.experts.placing(set, [rows, pairs]) else { return vec![] };
         let at = tiers.placement(set);
-        let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
         let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
         let route = route.as_ref().map(|(_, words)| *words);
         let hand_over = self.memory.experts.hand_over().zip(handed);
@@ -56,15 +69,13 @@ impl Lowering<'_> {
             [hand_over.shares.into(), hand_over.handed.into(), from, weight, hand_over.desk.into()]
         });
         let placing = [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals];
-        let buffers: Vec<Slice> = placing.into_iter().chain([shares, list, x, weight, desk]).collect();
+        let handing = [shares, list, x, weight, desk];
+        let buffers: Vec<Slice> = placing.into_iter().chain(handing).chain([at.foreseen]).collect();
+        let Ahead { count: foreseen, bytes, rest } = self.was_foreseen(set, &at.shelf);
         let constants = &PlaceConstants {
             shelf: at.shelf.constants(),
             pairs,
-            long_decay: decay(LONG, rows),
-            short_decay: decay(SHORT, rows),
-            // A sum over all tokens to come tends to 1 / (1 - decay).
-            long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
-            short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
+            worth: worth(rows),
             hands: hand_over.is_some(),
             rows,
             set: set.0,
@@ -75,16 +86,19 @@ impl Lowering<'_> {
             },
             routes: route.is_some(),
             route: route.unwrap_or_default(),
+            foreseen,
+            rest,
         };
         let place = Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }
             .over([groups, 1, 1], THREADS);
         let slots = self.memory.experts.slots();
         let brought = at.shelf.brought(0..ready.min(at.shelf.slot_bytes));
         let buffers = [at.fetches, at.host, slots];
-        let constants = &brought;
+        let constants = &FetchConstants { brought, there: if rest > 0 { bytes / 16 } else { 0 } };
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, pairs.min(at.shelf.experts), 1], THREADS);
-        vec![place, fetch]
+        let order = if foreseen > 0 { Order::Joining } else { Order::After };
+        vec![place, Dispatch { order, ..fetch }]
     }
 
     /// What puts rows of `x` and the experts of their pairs, `ids`, on the processor's desk, if there is one.

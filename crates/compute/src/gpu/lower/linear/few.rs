@@ -46,7 +46,7 @@ fn unit(at: Slice) -> u32 {
 
 impl Lowering<'_> {
     /// Whether a product is one of 8-bit activations or of panels, or one of plain floats.
-    pub(super) fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
+    pub(in crate::gpu::lower) fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
         let matrix = self.weight(weight).matrix;
         if precision == Precision::Fast && self.takes_bytes(matrix.dtype, matrix.cols).is_some() {
             return Some(true);
@@ -138,12 +138,20 @@ impl Lowering<'_> {
     }
 
     fn plain_product(&self, p: &Product) -> Dispatch {
-        let (x, norm) = self.entering(p.x);
+        self.plain_product_of(p, self.entering(p.x), self.value(p.out))
+    }
+
+    /// The same of another input, to another place.
+    pub(in crate::gpu::lower) fn plain_product_of(
+        &self,
+        p: &Product,
+        (x, norm): (Slice, Option<DeferredNorm>),
+        out: Slice,
+    ) -> Dispatch {
         let rows = self.weight(p.weight).matrix.rows;
         let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Plain).expect("plain floats");
         let (kernel, each) = if rows <= FEW_PLAIN_ROWS { ("product", 1) } else { ("products", PLAIN_ROWS) };
-        let buffers =
-            [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), self.value(p.out)];
+        let buffers = [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), out];
         let (part, weight) = (self.part(p, each, 1), self.norm_unit(norm));
         let constants =
             PlainConstants { part, norm: norm.into(), weight, has_residual: p.residual.is_some() };
