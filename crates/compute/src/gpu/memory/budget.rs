@@ -178,12 +178,13 @@ pub(super) fn logits_bytes(graph: &Graph, options: &CompileOptions) -> usize {
     outputs(options).saturating_mul(graph.vocab_size() * 4)
 }
 
-/// Of a batch's page numbers, before and after they grow: every sequence has those of all its positions.
+/// Of a batch's page numbers, before and after they grow for the last time, to twice as many at least: every sequence has those of all
+/// its positions.
 fn page_number_bytes(options: &CompileOptions, positions: usize) -> [usize; 2] {
     let sequences = options.sequences.clamp(1, options.max_rows.max(1));
     let pages = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS));
     let grown = pages.saturating_mul(4).checked_next_power_of_two().unwrap_or(usize::MAX);
-    [PAGE_NUMBER_BYTES, if grown > PAGE_NUMBER_BYTES { grown } else { 0 }]
+    if grown > PAGE_NUMBER_BYTES { [PAGE_NUMBER_BYTES.max(grown / 2), grown] } else { [PAGE_NUMBER_BYTES, 0] }
 }
 
 /// Of pages and states: all that there will be, the one of each that is there before, and the largest of their buffers once
@@ -216,4 +217,30 @@ fn unpacked_bytes(graph: &Graph, options: &CompileOptions, tensor_cores: bool) -
     let pages = unpacked_elements(graph, options.kv_type, tensor_cores);
     let pages = pages.into_iter().map(|elements| KvType::F16.bytes(elements));
     pages.map(|page| options.pages.max(1).saturating_mul(page)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Page numbers grow as sequences do, to the next power of two, beside those before.
+    #[test]
+    fn page_numbers_have_room_to_grow_at_any_length() {
+        for pages in 1..2000 {
+            let options = CompileOptions { sequences: 1, ..CompileOptions::default() };
+            let budget: usize = page_number_bytes(&options, pages * PAGE_TOKENS).iter().sum();
+            let mut held = PAGE_NUMBER_BYTES;
+            for wanted in (1..=pages).map(|pages| 4 * pages) {
+                if wanted > held {
+                    let grown = wanted.next_power_of_two();
+                    assert!(
+                        held + grown <= budget,
+                        "{wanted} of {pages} pages: {held} and {grown} of {budget}"
+                    );
+                    held = grown;
+                }
+            }
+            assert!(held <= budget, "{pages} pages");
+        }
+    }
 }
