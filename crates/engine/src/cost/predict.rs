@@ -18,13 +18,14 @@ use crate::experts::SlotPlan;
 /// Seconds that a layer which lacks an expert takes longer where the processor has part: rows go to it, and outputs come back.
 /// (Measured: 7.0 ms a token of 48 layers beside 1.5 ms of an H200 and 3.8 of bus and processor.)
 const HAND_OVER: f64 = 36e-6;
-/// Seconds before a layer chooses, in which the bus brings a part of what it will lack.
-const AHEAD: f64 = 36e-6;
 /// The same where the host decides, and the part of its bandwidth that the processor then adds to the bus's: a layer lacks
 /// few experts, which are divided whole. (Measured, 48 layers of an H200: 8.1, 10.3 and 13.2 ms a token that lacks 366, 495
 /// and 688 MB.)
 const HOST_DECIDES: f64 = 18e-6;
 const HOST_DECIDES_PART: f64 = 0.14;
+/// Seconds before a layer chooses, in which the bus brings a part of what it will lack, where the host does not decide: as
+/// `MICROSECONDS` of the lowering of foresight.
+const AHEAD: f64 = 36e-6;
 /// Tokens that choose, together, what the layer before guessed for them.
 const MANY_ROWS: usize = 8;
 
