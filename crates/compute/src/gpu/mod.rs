@@ -14,7 +14,8 @@
 //! - Groups are one-dimensional: a multiple of 32, at most 256 threads. Threadgroup memory is declared in kernels.
 //! - What changes from batch to batch (tokens, positions, page tables, rotation angles) is in device buffers, so that a
 //!   recorded list can run for every token.
-//! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
+//! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it, one that is
+//!   [`Order::Aside`] at the same time as those after it.
 
 mod arguments;
 mod backend;

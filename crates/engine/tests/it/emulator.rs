@@ -227,7 +227,7 @@ fn nobody_can_tell_who_computed_an_expert() {
 }
 
 /// What the next layer is foreseen to choose comes ahead, rightly or wrongly, and changes no bit: for products of whole numbers and of
-/// floats, one row and several.
+/// floats, one row and two.
 #[test]
 fn what_is_foreseen_changes_speed_alone() {
     let fixture = Fixture::named("gguf/mixtral_q8_0");
@@ -244,15 +244,15 @@ fn what_is_foreseen_changes_speed_alone() {
         };
         for (rows, slots) in [(1, 2), (1, 4), (2, 4)] {
             let (expected, _) = run(&emulator(None), rows);
-            // In 64 µs come four experts, or 2 KB of one.
+            // As long as the bus is idle come four experts, or a kilobyte of one.
             let slow = GpuOptions { expert_slots: Some(slots), host_memory: true, ..GpuOptions::default() };
             let slow =
                 GpuBackend::new("emulator", slow, || Ok(Box::new(Emulator::new(7).with_bus(32_000_000))));
             for backend in [tiered(slots), shared(slots, Some(0.5)), slow] {
                 let (got, counts) = run(&backend, rows);
                 assert!(got == expected, "{rows} rows, {slots} slots: {counts:?}");
-                let right = counts.useful.min(counts.ahead - counts.useful);
-                assert!(right > 0, "some are right and some wrong: {rows} rows, {slots} slots: {counts:?}");
+                let both = counts.useful > 0 && counts.useful < counts.ahead;
+                assert!(both, "some are right and some wrong: {rows} rows, {slots} slots: {counts:?}");
                 assert!(counts.useful <= counts.fetched, "{counts:?}");
             }
         }

@@ -45,7 +45,7 @@ pub(super) use scratch::{
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;
-pub(super) use tiers::{Shelf, Tiers};
+pub(super) use tiers::{MOST_FORESEEN, Shelf, Tiers};
 pub(super) use weights::{ALIGNMENT, DeviceWeight};
 
 use super::device::{BufferId, Device, DeviceInfo};

@@ -27,10 +27,12 @@ const PART_EXPERTS: usize = 8;
 const SMALL_BUFFERS: u64 = 16 << 20;
 /// The ring takes this part of the memory for experts, at most.
 const RING_SHARE: u64 = 8;
-/// Counts of a device's experts.
+/// Counts that `place` keeps of a device's experts.
 const TOTALS: usize = 5;
-/// Words of what a set is foreseen to choose: `FORESEEN_LIST` and `MOST_FORESEEN` of `kernels/placing.h`.
-const FORESEEN_WORDS: usize = 5;
+/// Experts that a set is foreseen to choose, at most, and words before their list: as in `kernels/placing.h`.
+pub(crate) const MOST_FORESEEN: usize = 4;
+const FORESEEN_LIST: usize = 1;
+const FORESEEN_WORDS: usize = FORESEEN_LIST + MOST_FORESEEN;
 
 /// A layer's slots and experts, in bytes from the start of the device's and the host's memory for experts.
 #[derive(Debug, Clone, Copy)]
@@ -80,8 +82,9 @@ pub(crate) struct Placement {
     pub(crate) fetches: Slice,
     /// How many were chosen and fetched so far.
     pub(crate) totals: Slice,
-    /// What the layer before has foreseen, and the logits by which this one's choice is foreseen.
+    /// What the layer before has foreseen, the list of experts in it, and the logits by which that is foreseen.
     pub(crate) foreseen: Slice,
+    pub(crate) foreseen_list: Slice,
     pub(crate) logits: Slice,
     /// All experts in host memory.
     pub(crate) host: Slice,
@@ -311,6 +314,7 @@ impl Tiers {
     /// What placing the experts of a set reads and writes.
     pub(crate) fn placement(&self, set: ExpertSetId) -> Placement {
         let shelf = &self.shelves[set.0];
+        let foreseen = Slice { buffer: self.foreseen, offset: 4 * FORESEEN_WORDS * set.0 };
         Placement {
             shelf: *shelf,
             table: self.table(set, true),
@@ -318,7 +322,8 @@ impl Tiers {
             worth: Slice { buffer: self.worth, offset: 8 * shelf.expert_entry },
             fetches: self.fetches.into(),
             totals: self.totals.into(),
-            foreseen: Slice { buffer: self.foreseen, offset: 4 * FORESEEN_WORDS * set.0 },
+            foreseen,
+            foreseen_list: foreseen.at(4 * FORESEEN_LIST),
             logits: self.logits.into(),
             host: self.host.into(),
         }

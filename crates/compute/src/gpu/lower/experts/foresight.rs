@@ -4,17 +4,15 @@ use super::place::{FETCH_GROUPS, worth};
 use crate::gpu::arguments::{FetchConstants, ForeseeConstants, RouteConstants};
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::lower::context::{DeferredNorm, DeferredRoute, Launch, Lowering, Product, THREADS};
-use crate::gpu::memory::Shelf;
+use crate::gpu::memory::{MOST_FORESEEN, Shelf};
 use crate::gpu::steps::Step;
 use crate::graph::{ExpertSetId, Routing, Value};
 
 /// Microseconds of the bus that go to the next layer: from the end of this one's products until that chooses it is idle anyway, and what
-/// comes late then would come later.
+/// comes late then would come later. As `AHEAD` of the engine's `cost/predict.rs`.
 const MICROSECONDS: u64 = 36;
 /// Rows of a batch, at most: what more rows miss takes the bus so long that 36 µs of it are not worth the asking.
 const MOST_ROWS: usize = 2;
-/// `MOST_FORESEEN` of `kernels/placing.h`.
-const MOST_FORESEEN: usize = 4;
 
 /// What a layer is foreseen to choose, by logits (rows, experts).
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +35,9 @@ impl Lowering<'_> {
     /// Queues the next layer's router for what this one's reads, `logits` being the newest product; nothing where the device does not
     /// bring experts, or one of the routers is not a product of a norm.
     pub(in crate::gpu::lower) fn foresee(&mut self, logits: Value, routing: Routing) {
+        if self.rows > MOST_ROWS || self.memory.experts.resident() {
+            return;
+        }
         let own = self.router(logits).and_then(|router| Some((router, *self.norms.get(&router.x)?)));
         let Some((own, norm)) = own.filter(|(own, _)| self.is_newest(own)) else { return };
         let Some((foresight, router, next_norm)) = self.next_choice(routing) else { return };
@@ -97,7 +98,7 @@ impl Lowering<'_> {
             _ => None,
         })?;
         let ids_alone = choice.route.experts == foreseen.shelf.experts;
-        let suits = self.rows <= MOST_ROWS && foreseen.shelf.slots > 1 && ids_alone;
+        let suits = foreseen.shelf.slots > 1 && ids_alone;
         let lacks = foreseen.shelf.slots < foreseen.shelf.experts;
         let foresight = Foresight { set: next_set, pairs, choice, logits: foreseen.logits };
         (suits && lacks).then_some((foresight, router, norm))
@@ -138,7 +139,7 @@ impl Lowering<'_> {
         };
         let foresee = Launch { unit: "foresight", kernel: "foresee", buffers: &buffers, constants }
             .over([1, 1, 1], THREADS);
-        let buffers = [at.foreseen.at(4), at.host, self.memory.experts.slots()];
+        let buffers = [at.foreseen_list, at.host, self.memory.experts.slots()];
         let constants = &FetchConstants { brought: at.shelf.brought(0..bytes), there: 0 };
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, count, 1], THREADS);
