@@ -297,9 +297,10 @@ mod tests {
     #[test]
     fn experts_that_pass_through_shared_memory_have_kernels() {
         let archive = Archive::open(CODE_MAJOR);
-        for kernel in
-            ["stream_gate_up_8", "stream_gate_up_16", "stream_down_8", "stream_down_16", "stream_down_16_few"]
-        {
+        let gate_up =
+            ["stream_gate_up_8", "stream_gate_up_16", "stream_gate_up_8_wide", "stream_gate_up_16_wide"];
+        let down = ["stream_down_8", "stream_down_16", "stream_down_16_few"];
+        for kernel in gate_up.into_iter().chain(down) {
             for encoding in ["q4_k", "q6_k"] {
                 let kernel = format!("{kernel}_{encoding}");
                 assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");

@@ -210,6 +210,8 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         moe_case(3, 2, [Q4_K, Q6_K, Q8_0], 256, 32),
         // Rows enough for several groups that share them.
         moe_case(3, 2, [Q4_K, Q4_K, Q6_K], 512, 256),
+        // Rows that GPUs share among more warps than two groups of a multiprocessor have.
+        moe_case(6, 2, [Q4_K, Q4_K, Q6_K], 4096, 256).on_hardware(),
         moe_case(
             3,
             1,

@@ -11,9 +11,9 @@
 const u32 PANEL = RING_PANEL, PANELS = RING_PANELS, EIGHT = 8, COLUMNS = 256;
 // Results of a warp, a panel and eight tokens: (4 / PER, lane, PER), of which a warp that adds them up takes PER of a lane at once.
 const u32 RESULTS = 4 * 32;
-const u32 MOST_WARPS = 8, THREADS = 32 * MOST_WARPS;
-// Warps of a group whose threads have more registers.
-const u32 FEW_WARPS = 6;
+// Warps of a group: of the widest rows, of those of which a multiprocessor has two groups, and of those whose threads have more
+// registers.
+const u32 WIDE_WARPS = 16, MOST_WARPS = 8, FEW_WARPS = 6;
 const float TWO_24 = 16777216.0f;
 const u32 SIXTEENTH = 0x2c002c00;
 
@@ -351,8 +351,8 @@ DEVICE void stream(const RingTile* tiles, const u32* table, u32 stride, u32 unit
 }
 
 // The results of a unit, by turns of warps: `store(token, row, sums)` of a row of the unit, of whose team's panels `own` belong
-// together.
-template <u32 PARTS, u32 PER, u32 own, class Store>
+// together. WARPS is how many share a panel at most.
+template <u32 PARTS, u32 PER, u32 own, u32 WARPS, class Store>
 DEVICE void add_warps(const RingUnit& unit, const RingConstants& s, const float* sums, Store store) {
     const u32 lane = threadIdx.x & 31, panels = PANELS / own, parts = parts_of<PARTS>(unit);
     const u32 row = places_of(s, lane >> 2).row, apart = rows_apart(s);
@@ -362,7 +362,7 @@ DEVICE void add_warps(const RingUnit& unit, const RingConstants& s, const float*
         const float* from = sums + (of_team * PARTS + n) * RESULTS + first * 32 + lane * PER;
         float v[PER][own] = {};
 #pragma unroll
-        for (u32 w = 0; w < MOST_WARPS; w++)
+        for (u32 w = 0; w < WARPS; w++)
 #pragma unroll
             for (u32 k = 0; k < own; k++) {
                 if (w >= s.warps) continue;
@@ -387,7 +387,7 @@ struct StreamGateUpConstants {
 
 // Products of gate and up of the pairs of tiles, activated → out (places, inner). x (tokens, cols) in f16, with the
 // scales of its rows.
-template <u32 PARTS>
+template <u32 PARTS, u32 WARPS>
 DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots,
                            const u32* table, const float* weights, float* out, const StreamGateUpConstants& constants) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -424,7 +424,7 @@ DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, 
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
         float* const to = out + (u64)unit.first * inner + unit.index * s.teams * PANEL;
-        add_warps<PARTS, PER, 2>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
+        add_warps<PARTS, PER, 2, WARPS>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[2]) {
             const float factor = factors[unit.turn & 1][token];
             to[token * inner + row] = activation(v[0] * factor, v[1] * factor, c);
         });
@@ -492,7 +492,7 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
     };
     auto leave = [&](const RingUnit& unit, const float* sums) {
         float* const to = out + unit.index * s.teams * PANELS * PANEL;
-        add_warps<PARTS, PER, 1>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
+        add_warps<PARTS, PER, 1, MOST_WARPS>(unit, s, sums, [&](u32 token, u32 row, const float (&v)[1]) {
             to[(u64)pairs[unit.turn & 1][token] * hidden + row] = v[0];
         });
     };
@@ -501,11 +501,11 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
 #endif
 }
 
-#define GATE_UP(name, parts)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                               \
+#define GATE_UP(name, parts, warps)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * warps, 2 * MOST_WARPS / warps)                                       \
         NAME(name)(const uint4* x, const float* scale, const u32* list, const RingTile* tiles, const u8* slots,            \
                    const u32* table, const float* weights, float* out, const __grid_constant__ StreamGateUpConstants c) {  \
-        stream_gate_up<parts>(x, scale, list, tiles, slots, table, weights, out, c);                                       \
+        stream_gate_up<parts, warps>(x, scale, list, tiles, slots, table, weights, out, c);                                \
     }
 #define DOWN(name, parts, warps)                                                                                           \
     extern "C" __global__ void __launch_bounds__(32 * warps, 2)                                                            \
@@ -515,8 +515,10 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
     }
 
 // Tiles of up to eight tokens, and of up to sixteen.
-GATE_UP(stream_gate_up_8, 1)
-GATE_UP(stream_gate_up_16, 2)
+GATE_UP(stream_gate_up_8, 1, MOST_WARPS)
+GATE_UP(stream_gate_up_16, 2, MOST_WARPS)
+GATE_UP(stream_gate_up_8_wide, 1, WIDE_WARPS)
+GATE_UP(stream_gate_up_16_wide, 2, WIDE_WARPS)
 DOWN(stream_down_8, 1, MOST_WARPS)
 DOWN(stream_down_16, 2, MOST_WARPS)
 DOWN(stream_down_16_few, 2, FEW_WARPS)

@@ -38,8 +38,8 @@ const BLOCK_COST: usize = 3;
 const COPIED_ROWS: usize = 4;
 /// Groups of the kernel that reads an expert's down weights once for all rows, at least.
 const JOINT_GROUPS: usize = 192;
-/// Threadgroup memory for what their warps have of experts, at most: two groups find room.
-const MOST_JOINT_DOWN: usize = 52 << 10;
+/// Threadgroup memory for what their warps have of experts, at most: two groups find room, or one where rows are long.
+const MOST_JOINT_DOWN: [usize; 2] = [52 << 10, 108 << 10];
 
 /// Blocks of an expert's gate and up that a group makes, those that end soonest where `multiprocessors` have
 /// `GATE_UP_GROUPS` each: a group rounds its row and chooses its expert once.
@@ -304,12 +304,14 @@ impl Lowering<'_> {
         let least = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
         let cols = down.matrix.cols;
         let entered = cols.div_ceil(QUADS_COLUMNS) * PADDED_BYTES + cols / 4;
-        let brings = least + WARPS * entered <= MOST_JOINT_DOWN;
-        let taken = if brings { least + WARPS * entered } else { least };
+        let all = least + WARPS * entered;
+        let forms = [(true, all), (false, least)];
+        let fitting = |most: &usize| forms.into_iter().find(|(_, taken)| taken <= most);
+        let (brings, taken) = MOST_JOINT_DOWN.iter().find_map(fitting)?;
         let suits = self.rows <= MOST_JOINT_ROWS
             && groups >= JOINT_GROUPS
-            && down.matrix.cols.is_multiple_of(2 * SCALED_COLUMNS)
-            && taken <= MOST_JOINT_DOWN;
+            && cols <= columns_at_once(down.matrix.dtype)
+            && cols.is_multiple_of(2 * SCALED_COLUMNS);
         if !suits {
             return None;
         }

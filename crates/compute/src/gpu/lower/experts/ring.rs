@@ -7,8 +7,9 @@ use crate::gpu::lower::context::{Launch, Lowering, named};
 use crate::gpu::lower::panels::PANEL;
 use crate::gpu::memory::ExpertMatrix;
 
-/// Warps of a group at most.
+/// Warps of a group at most: of those of which a multiprocessor may have two, and of the only one.
 pub(super) const MOST_WARPS: usize = 8;
+pub(super) const WIDE_WARPS: usize = 16;
 /// Panels of a team and unit, and units in threadgroup memory.
 pub(super) const PANELS: usize = 2;
 const STAGES: usize = 2;
@@ -64,10 +65,11 @@ impl Ring {
             let rows = PANEL * panels * teams;
             matrix.rows.is_multiple_of(rows) && matrix.rows / rows >= 2
         };
-        let teams = (1..=MOST_WARPS / warps.max(1)).rev().find(fits).filter(|_| warps > 0)?;
+        let most_teams = (MOST_WARPS / warps.max(1)).max(usize::from(warps <= WIDE_WARPS));
+        let teams = (1..=most_teams).rev().find(fits).filter(|_| warps > 0)?;
         let [halvings, piece_bytes] = pieces(matrix.dtype, stride);
         let shared = STAGES * teams * PANELS * (piece_bytes << halvings) + warps * teams * beside;
-        let groups = (SHARED / (shared + SHARED_BESIDE)).min(2);
+        let groups = (SHARED / (shared + SHARED_BESIDE)).min(if warps > MOST_WARPS { 1 } else { 2 });
         let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes };
         (groups > 0).then_some(Self { constants, encoding, shared: shared as u32, groups })
     }

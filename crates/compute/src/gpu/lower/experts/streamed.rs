@@ -1,7 +1,7 @@
 //! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
 
 use super::few::{FewExperts, by_warp};
-use super::ring::{MOST_WARPS, PANELS, Ring};
+use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS};
 use crate::DType;
 use crate::gpu::arguments::{
     ActivationConstants, EnterExpertsConstants, RouteConstants, StreamDownConstants, StreamGateUpConstants,
@@ -34,12 +34,12 @@ fn tile(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { PANEL_TOKENS } else { PANEL_TILE }
 }
 
-/// How groups multiply a matrix of which a unit has `panels` panels a team, by tiles of `tile` tokens; nothing if it does not suit the
-/// kernels.
-fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
+/// How groups multiply a matrix of which a unit has `panels` panels a team that has `most_warps`, by tiles of `tile` tokens; nothing if
+/// it does not suit the kernels.
+fn ring(matrix: &ExpertMatrix, panels: usize, most_warps: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
     let MatrixSpec { dtype, cols, .. } = matrix.matrix;
     let sums = if dtype == DType::Q6_K { ACTIVATION_SUMS } else { 0 };
-    let suits = cols.is_multiple_of(COLUMNS) && cols / COLUMNS <= MOST_WARPS;
+    let suits = cols.is_multiple_of(COLUMNS) && cols / COLUMNS <= most_warps;
     Ring::new(matrix, [panels, cols / COLUMNS], tiles, tile * (KEPT + sums)).filter(|_| suits)
 }
 
@@ -71,12 +71,13 @@ impl Lowering<'_> {
         // Panels, which may come after gate and up, take tiles of 16.
         let wanted = tile(pairs, experts);
         let tiles_of = |tile| [most_panel_tiles(pairs, experts, tile), tile];
-        let second = ring(down, PANELS, tiles_of(wanted));
+        let second = ring(down, PANELS, MOST_WARPS, tiles_of(wanted));
         let tokens = if second.is_some() { wanted } else { PANEL_TILE };
         let [most, _] = tiles_of(tokens);
         let places = most_places(pairs, experts);
         let block_rows = self.rows.next_multiple_of(PANEL_TOKENS);
-        let first = ring(up, 1, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
+        let first =
+            ring(up, 1, WIDE_WARPS, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
         let [_, down_name] = self.few_encodings(e.set)?;
         let suits = experts <= MOST_TILED_EXPERTS
             && self.rows <= MOST_ROWS
@@ -127,7 +128,12 @@ impl Lowering<'_> {
         };
         let buffers = [plain, scale, list, tiles, slots, table, weights, products];
         let constants = &StreamGateUpConstants { product, ring: first.constants };
-        let kernel = if tokens == PANEL_TILE { "stream_gate_up_16" } else { "stream_gate_up_8" };
+        let kernel = match (tokens, first.warps()) {
+            (PANEL_TILE, ..=MOST_WARPS) => "stream_gate_up_16",
+            (PANEL_TILE, _) => "stream_gate_up_16_wide",
+            (_, ..=MOST_WARPS) => "stream_gate_up_8",
+            _ => "stream_gate_up_8_wide",
+        };
         let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel, buffers: &buffers, constants };
         body.push(self.over_ring(launch, &first));
         let Some(second) = second else {
