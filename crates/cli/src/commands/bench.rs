@@ -436,6 +436,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     bar.set_message("reading experts");
     bar.tick();
     engine.fill_experts()?;
+    engine.warm_up()?;
     engine.take_stats();
     let mut sessions: Vec<Session> = vec![];
     let mut results = vec![];
