@@ -112,10 +112,12 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     // Of 1024 columns of Q5_K a warp's rows leave no room for activations.
     let experts =
         [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640), (Q4_K, 1280), (Q5_K, 1024)];
-    // Of these a multiprocessor has one group.
-    let experts = experts.into_iter().chain([(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)]);
-    let experts = experts
-        .map(|(dtype, inner)| moe_case_of(6, 2, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default()));
+    let of = |count, top_k, dtype, inner| {
+        moe_case_of(count, top_k, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default())
+    };
+    // Of the last ones a multiprocessor has one group.
+    let wide = [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].map(|(dtype, inner)| of(12, 8, dtype, inner));
+    let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide);
     // Gates of as many pieces as a warp has lanes, and of fewer.
     let gates = [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192)];
     let gates = gates

@@ -38,8 +38,9 @@ const BLOCK_COST: usize = 3;
 const COPIED_ROWS: usize = 4;
 /// Groups of the kernel that reads an expert's down weights once for all rows, at least.
 const JOINT_GROUPS: usize = 192;
-/// Threadgroup memory for what their warps have of experts, at most: two groups find room, or one where rows are long.
-const MOST_JOINT_DOWN: [usize; 2] = [52 << 10, 108 << 10];
+/// Threadgroup memory for what their warps have of experts, at most, where two groups are to find room, and where one is.
+const MOST_JOINT_DOWN: usize = 52 << 10;
+const MOST_JOINT_DOWN_ALONE: usize = 108 << 10;
 
 /// Blocks of an expert's gate and up that a group makes, those that end soonest where `multiprocessors` have
 /// `GATE_UP_GROUPS` each: a group rounds its row and chooses its expert once.
@@ -166,8 +167,11 @@ impl Lowering<'_> {
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
         let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
-        let early = self.joint_down8(e, summed).or_else(|| self.early_down8(e, summed));
-        let down = early.unwrap_or_else(|| self.down8(e, summed, hands));
+        let joint = |most| self.joint_down8(e, summed, most);
+        let down = joint(MOST_JOINT_DOWN)
+            .or_else(|| self.early_down8(e, summed))
+            .or_else(|| joint(MOST_JOINT_DOWN_ALONE))
+            .unwrap_or_else(|| self.down8(e, summed, hands));
         let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
         Some(FewBody { body, ready, summed, hands })
     }
@@ -295,8 +299,9 @@ impl Lowering<'_> {
         Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
     }
 
-    /// Down's products, summed or not, by the kernel that reads an expert once for all rows.
-    fn joint_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
+    /// Down's products, summed or not, by the kernel that reads an expert once for all rows; nothing if that does not suit them, or takes
+    /// more than `most` bytes of threadgroup memory.
+    fn joint_down8(&self, e: &FewExperts<'_>, summed: bool, most: usize) -> Option<Dispatch> {
         let down = &e.parts[2];
         let choice = self.own_choice(e).filter(|_| e.biases.is_none())?;
         let [each, _] = self.copied(choice, down)?;
@@ -304,11 +309,10 @@ impl Lowering<'_> {
         let least = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
         let cols = down.matrix.cols;
         let entered = cols.div_ceil(QUADS_COLUMNS) * PADDED_BYTES + cols / 4;
-        let all = least + WARPS * entered;
-        let forms = [(true, all), (false, least)];
-        let fitting = |most: &usize| forms.into_iter().find(|(_, taken)| taken <= most);
-        let (brings, taken) = MOST_JOINT_DOWN.iter().find_map(fitting)?;
-        let suits = self.rows <= MOST_JOINT_ROWS
+        let brings = least + WARPS * entered <= most;
+        let taken = if brings { least + WARPS * entered } else { least };
+        let suits = taken <= most
+            && self.rows <= MOST_JOINT_ROWS
             && groups >= JOINT_GROUPS
             && cols <= columns_at_once(down.matrix.dtype)
             && cols.is_multiple_of(2 * SCALED_COLUMNS);
