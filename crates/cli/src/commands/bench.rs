@@ -432,7 +432,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     let recurrent = !engine.model().graph.states().is_empty();
     let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
     bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
-    // Memory that is touched for the first time takes its time, which a test of few tokens would show.
+    // Memory that is touched for the first time takes its time, which a test of few tokens would show, and so do pools that grow.
     bar.set_message("reading experts");
     bar.tick();
     engine.fill_experts()?;
