@@ -227,6 +227,13 @@ DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
 DEVICE Word4 load_any(GPTR(const uchar) p, uint offset) { return load_loose(p, offset); }
 // The bytes of high and low that the low three bits of each of the lowest four nibbles name.
 DEVICE uint pick(uint low, uint high, uint nibbles) { return __byte_perm(low, high, nibbles & 0x7777); }
+// The same of bytes below 128, and 0 for nibbles with their highest bit.
+DEVICE uint pick_positive(uint low, uint high, uint nibbles) {
+    uint r;
+    // A selector's highest bit asks for copies of the byte's sign.
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(nibbles));
+    return r;
+}
 // Starts bringing `bytes` bytes from p on nearer, to a cache that all groups share. One lane of a warp asks for each run.
 DEVICE void prefetch(GPTR(const uchar) p, uint bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

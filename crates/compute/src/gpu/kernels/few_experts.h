@@ -393,6 +393,14 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
         down8<D>(ctx, c, b);                                                                              \
     }
 
-#define OF_ENCODING(name, D, code, few, ...) IF_BYTES_##few(OF_EXPERTS(name, D))
-ENCODINGS(OF_ENCODING)
+// A multiprocessor has three groups of encodings that take few registers: a token with four experts of 2880 outputs has more groups of
+// 32 than would find room otherwise.
+#define IF_LATE_yes(...)
+#define IF_LATE_no(...) __VA_ARGS__
+#define OF_EARLY(name, D, code, few, early, ...) IF_##early(IF_BYTES_##few(OF_EXPERTS(name, D)))
+#define OF_LATE(name, D, code, few, early, ...) IF_LATE_##early(IF_BYTES_##few(OF_EXPERTS(name, D)))
+ENCODINGS(OF_EARLY)
+#undef GROUPS_AT_ONCE
+#define GROUPS_AT_ONCE 3
+ENCODINGS(OF_LATE)
 #endif

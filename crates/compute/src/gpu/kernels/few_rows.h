@@ -132,13 +132,15 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
     }
 }
 
-// Two rows at a time, or two pieces of one where a row has that many; few of them before they are needed where a piece is
-// long.
+// Two rows at a time, or two or three pieces of one where a row has that many; few of them before they are needed where a piece is
+// long, or there are many.
 template <uint D>
 DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
                          const ProductMemory m) {
     constexpr uint AHEAD = D == Q5_K || D == Q6_K ? 1 : 2;
-    if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
+    const uint pieces = pieces_of<D>(own.part.format);
+    if (pieces <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
+    else if (in_three_turns<D>(pieces)) product_rows<D, 1, 3, 1>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
 }
 

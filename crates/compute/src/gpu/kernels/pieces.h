@@ -64,10 +64,12 @@ DEVICE Word4 fifth_bits(const Word4 low, const Word4 high, uint bit) {
 DEVICE uint less_32(uint q) { return (q + 0x60606060u) ^ 0x80808080u; }
 
 // Elements 0, 2, 4, 6 of the eight bytes a, b, or 1, 3, 5, 7.
-DEVICE uint even_bytes(uint a, uint b) {
-    return (a & 255) | (a >> 8 & 0xff00) | (b & 255) << 16 | (b << 8 & 0xff000000u);
-}
-DEVICE uint odd_bytes(uint a, uint b) { return even_bytes(a >> 8, b >> 8); }
+DEVICE uint even_bytes(uint a, uint b) { return pick(a, b, 0x6420u); }
+DEVICE uint odd_bytes(uint a, uint b) { return pick(a, b, 0x7531u); }
+
+// Bytes of a and b by turns: the first two of each, or the last two.
+DEVICE uint first_by_turns(uint a, uint b) { return pick(a, b, 0x5140u); }
+DEVICE uint last_by_turns(uint a, uint b) { return pick(a, b, 0x7362u); }
 
 // What an encoding needs of the blocks of a piece's activations.
 struct BlockScales {
@@ -80,9 +82,21 @@ struct Chunk {
     BlockScales of;
 };
 
+// Whether pieces have 32 columns, so that a lane can have read several before it multiplies one.
+template <uint D>
+DEVICE bool small_pieces() {
+    return D != Q4_K && D != Q5_K && D != Q6_K;
+}
+
 template <uint D>
 DEVICE uint pieces_of(const Format f) {
-    return D == Q4_K || D == Q5_K || D == Q6_K ? f.cols / 64 : f.cols / 32;
+    return f.cols / (small_pieces<D>() ? 32 : 64);
+}
+
+// Whether a warp takes a row's pieces in three turns, of which a lane reads all three at once.
+template <uint D>
+DEVICE bool in_three_turns(uint pieces) {
+    return small_pieces<D>() && pieces > 64 && pieces <= 96;
 }
 
 template <uint D, class X>
@@ -114,6 +128,14 @@ DEVICE Chunk chunk_of(const X x, uint p) {
     } else {
         k.a = columns16(x, 32 * p);
         k.b = columns16(x, 32 * p + 16);
+        if (D == MXFP4) {
+            // In the order of nibbles.
+            const Word4 low = k.a, high = k.b;
+            k.a = {first_by_turns(low.x, high.x), last_by_turns(low.x, high.x), first_by_turns(low.y, high.y),
+                   last_by_turns(low.y, high.y)};
+            k.b = {first_by_turns(low.z, high.z), last_by_turns(low.z, high.z), first_by_turns(low.w, high.w),
+                   last_by_turns(low.w, high.w)};
+        }
         k.of.scales[0] = x.scales[2 * p];
         k.of.sums[0] = x.scales[2 * p + 1];
     }
@@ -130,26 +152,28 @@ DEVICE Word4 with_fifths(const Word4 nibbles, uint high) {
     return r;
 }
 
-// Twice the magnitudes of the four-bit floats (E2M1) of the lowest four nibbles, a byte each.
-DEVICE uint doubled_e2m1(uint nibbles) { return pick(0x03020100u, 0x0c080604u, nibbles); }
+// Twice the magnitudes of four-bit floats (E2M1), a byte each.
+CONSTANT uint DOUBLED_LOW = 0x03020100u, DOUBLED_HIGH = 0x0c080604u;
 
-// Magnitudes · b, negative where the lowest bit of a byte of `negative` is set: the complement of a magnitude is one less
-// than its negative.
-DEVICE int dot4_signed(uint magnitudes, uint negative, uint b, int sum) {
-    return dot4(magnitudes ^ negative * 255u, b, dot4(negative, b, sum));
+// Sums of products with positive four-bit floats, and with the magnitudes of negative ones.
+struct SignedSums {
+    int plus, minus;
+};
+
+// Adds twice the four-bit floats of a word times the columns a and b, in the order of nibbles.
+DEVICE SignedSums add_e2m1(uint w, uint a, uint b, const SignedSums sums) {
+    const uint n = w ^ 0x88888888u;
+    SignedSums r;
+    r.plus = dot4(pick_positive(DOUBLED_LOW, DOUBLED_HIGH, w), a, sums.plus);
+    r.plus = dot4(pick_positive(DOUBLED_LOW, DOUBLED_HIGH, w >> 16), b, r.plus);
+    r.minus = dot4(pick_positive(DOUBLED_LOW, DOUBLED_HIGH, n), a, sums.minus);
+    r.minus = dot4(pick_positive(DOUBLED_LOW, DOUBLED_HIGH, n >> 16), b, r.minus);
+    return r;
 }
 
-// Twice the four-bit floats of a word, whose low nibbles are columns of `low`, the high ones of `high`.
-DEVICE int dot8_e2m1(uint w, uint low, uint high, int sum) {
-    const uint a = doubled_e2m1(w), b = doubled_e2m1(w >> 16);
-    sum = dot4_signed(even_bytes(a, b), w >> 3 & 0x01010101u, low, sum);
-    return dot4_signed(odd_bytes(a, b), w >> 7 & 0x01010101u, high, sum);
-}
-
-// The same of the lowest four nibbles, which are columns of x in order.
-DEVICE int dot4_e2m1(uint nibbles, uint x, int sum) {
-    const uint bits = nibbles >> 3 & 0x1111u, pairs = (bits | bits << 8) & 0x00110011u;
-    return dot4_signed(doubled_e2m1(nibbles), (pairs | pairs << 4) & 0x01010101u, x, sum);
+// The same of two words times sixteen columns.
+DEVICE SignedSums add_e2m1(uint v, uint w, const Word4 x, const SignedSums sums) {
+    return add_e2m1(w, x.z, x.w, add_e2m1(v, x.x, x.y, sums));
 }
 
 // Six-bit values: low nibbles with bits 0 and 1 of each byte of `high`, less 32.
@@ -268,20 +292,11 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
         const Word4 low = with_fifths(and4(r.a, 0x0f0f0f0fu), r.bytes);
         const Word4 high = with_fifths(and4(shift4(r.a, 4), 0x0f0f0f0fu), r.bytes >> 16);
         dots.v[0] = dot16(low, x.a) + dot16(high, x.b);
-    } else if (D == MXFP4) {
-        dots.v[0] = dot8_e2m1(
-            r.a.x, x.a.x, x.b.x,
-            dot8_e2m1(r.a.y, x.a.y, x.b.y, dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
-    } else if (D == MXFP4_PLANES) {
-        int dot = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
-        dot = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, dot));
-        dot = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, dot));
-        dots.v[0] = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
-    } else if (D == NVFP4) {
-        const int first = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
-        dots.v[0] = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, first));
-        const int second = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, 0));
-        dots.v[1] = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, second));
+    } else if (D == MXFP4 || D == MXFP4_PLANES || D == NVFP4) {
+        const SignedSums none = {0, 0}, first = add_e2m1(r.a.x, r.a.y, x.a, none);
+        const SignedSums second = add_e2m1(r.a.z, r.a.w, x.b, D == NVFP4 ? none : first);
+        dots.v[0] = D == NVFP4 ? first.plus - first.minus : second.plus - second.minus;
+        if (D == NVFP4) dots.v[1] = second.plus - second.minus;
     } else if (D == AFFINE4) {
         const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
         const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),

@@ -97,16 +97,14 @@ DEVICE Share share_of(const Format f, const Row row, uint p, uint t) {
 }
 
 // Twice the four-bit floats of the lowest four nibbles, a signed byte each.
-DEVICE uint signed_e2m1(uint nibbles) {
-    const uint magnitudes = doubled_e2m1(nibbles), bits = nibbles >> 3 & 0x1111u, pairs = (bits | bits << 8) & 0x00110011u;
-    const uint negative = ((pairs | pairs << 4) & 0x01010101u) * 255u;
-    // 128 less a magnitude borrows from no other byte.
-    return (magnitudes & ~negative) | (((0x80808080u - magnitudes) ^ 0x80808080u) & negative);
+DEVICE uint doubled_e2m1(uint nibbles) {
+    const uint positive = pick(DOUBLED_LOW, DOUBLED_HIGH, nibbles), negative = pick(0xfdfeff00u, 0xf4f8fafcu, nibbles);
+    return pick(positive, negative, (nibbles >> 1 & 0x4444u) | 0x3210u);
 }
 
 // Even nibbles of a word in order of their bytes, and odd ones: columns 0, 1, 2, 3, then 4, 5, 6, 7.
-DEVICE uint first_nibbles(uint w) { return pick(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, 0x5140u); }
-DEVICE uint last_nibbles(uint w) { return pick(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, 0x7362u); }
+DEVICE uint first_nibbles(uint w) { return first_by_turns(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu); }
+DEVICE uint last_nibbles(uint w) { return last_by_turns(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu); }
 // The low nibble of every byte in the lowest 16 bits.
 DEVICE uint gathered_nibbles(uint w) {
     const uint pairs = (w & 0x000f000fu) | (w >> 4 & 0x00f000f0u);
@@ -145,14 +143,14 @@ DEVICE Ints4 bytes_of(const Share s, uint p, uint t) {
             r.v[1] |= spread_bits(s.head.bytes >> (16 + 4 * t) & 15) << 4;
         }
     } else if (D == MXFP4) {
-        r.v[0] = signed_e2m1(gathered_nibbles(s.w[0]));
-        r.v[1] = signed_e2m1(gathered_nibbles(s.w[0] >> 4));
+        r.v[0] = doubled_e2m1(gathered_nibbles(s.w[0]));
+        r.v[1] = doubled_e2m1(gathered_nibbles(s.w[0] >> 4));
     } else if (D == MXFP4_PLANES) {
-        r.v[0] = signed_e2m1(s.w[0]);
-        r.v[1] = signed_e2m1(s.w[0] >> 16);
+        r.v[0] = doubled_e2m1(s.w[0]);
+        r.v[1] = doubled_e2m1(s.w[0] >> 16);
     } else if (D == NVFP4) {
-        r.v[0] = signed_e2m1(s.w[0]);
-        r.v[1] = signed_e2m1(s.w[1]);
+        r.v[0] = doubled_e2m1(s.w[0]);
+        r.v[1] = doubled_e2m1(s.w[1]);
     } else if (D == AFFINE4) {
         r.v[0] = first_nibbles(s.w[0]);
         r.v[1] = last_nibbles(s.w[0]);

@@ -106,7 +106,9 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
     mine.out += (ulong)first * own.part.rows;
     const JointProductBuffers from = {b.weights, b.bytes + (ulong)first * cols, b.scales + (ulong)first * (cols / 16),
                                       b.factors + first, b.residual + (ulong)first * own.part.rows};
-    if (pieces_of<D>(own.part.format) <= 32) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
+    const uint pieces = pieces_of<D>(own.part.format);
+    if (pieces <= 32) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
+    else if (in_three_turns<D>(pieces)) joint_rows<D, 1, 3>(ctx, mine, from, count, c.has_residual, words, scales);
     else joint_rows<D, 1, 2>(ctx, mine, from, count, c.has_residual, words, scales);
 }
 

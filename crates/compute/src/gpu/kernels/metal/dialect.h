@@ -165,6 +165,14 @@ DEVICE uint pick(uint low, uint high, uint nibbles) {
     }
     return r;
 }
+DEVICE uint pick_positive(uint low, uint high, uint nibbles) {
+    uint r = 0;
+    for (uint i = 0; i < 4; ++i) {
+        const uint nibble = nibbles >> (4 * i) & 15, at = nibble & 3;
+        r |= (nibble < 4 ? low >> (8 * at) & 255 : nibble < 8 ? high >> (8 * at) & 255 : 0) << (8 * i);
+    }
+    return r;
+}
 DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
     Word4 v = {p[index], p[index + 1], p[index + 2], p[index + 3]};
     return v;

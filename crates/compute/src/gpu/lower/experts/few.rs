@@ -29,8 +29,10 @@ const MOST_COPIED_DOWN: usize = 56 << 10;
 
 /// As `MOST_BLOCKS` of `kernels/few_experts.h`.
 const MOST_BLOCKS: usize = 8;
-/// Groups for gate and up that a multiprocessor has at once, and what these take before their first block and for each.
+/// Groups for gate and up that a multiprocessor has at once, as in `kernels/few_experts.h`, and of encodings that take few registers;
+/// what these take before their first block and for each.
 const GATE_UP_GROUPS: usize = 2;
+const LATE_GATE_UP_GROUPS: usize = 3;
 const ENTERING_COST: usize = 4;
 const BLOCK_COST: usize = 3;
 
@@ -42,11 +44,11 @@ const JOINT_GROUPS: usize = 192;
 const MOST_JOINT_DOWN: usize = 52 << 10;
 const MOST_JOINT_DOWN_ALONE: usize = 108 << 10;
 
-/// Blocks of an expert's gate and up that a group makes, those that end soonest where `multiprocessors` have
-/// `GATE_UP_GROUPS` each: a group rounds its row and chooses its expert once.
-fn gate_up_blocks(all: usize, pairs: usize, multiprocessors: usize) -> usize {
+/// Blocks of an expert's gate and up that a group makes, those that end soonest where there is room for `at_once` groups: a group
+/// rounds its row and chooses its expert once.
+fn gate_up_blocks(all: usize, pairs: usize, at_once: usize) -> usize {
     let cost = |blocks: &usize| {
-        let turns = (all.div_ceil(*blocks) * pairs).div_ceil(GATE_UP_GROUPS * multiprocessors);
+        let turns = (all.div_ceil(*blocks) * pairs).div_ceil(at_once);
         turns * (ENTERING_COST + BLOCK_COST * blocks)
     };
     (1..=MOST_BLOCKS.min(all).max(1)).min_by_key(cost).expect("there is one block")
@@ -225,7 +227,9 @@ impl Lowering<'_> {
         let (routes, beside) = (choice.is_some(), self.rows > 1);
         let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
         let all = gate.matrix.rows / SCALED_COLUMNS;
-        let blocks = gate_up_blocks(all, pairs, self.memory.info.multiprocessors);
+        let is_early = kernel_name(gate.matrix.dtype, FastPath::Early).is_some();
+        let groups = if is_early { GATE_UP_GROUPS } else { LATE_GATE_UP_GROUPS };
+        let blocks = gate_up_blocks(all, pairs, groups * self.memory.info.multiprocessors);
         let constants = &GateUpConstants {
             gate: gate.part,
             up: up.part,
@@ -372,8 +376,10 @@ mod tests {
     #[test]
     fn groups_are_one_turn_where_there_are_several_rows() {
         // 768 outputs of an expert, eight experts a token.
-        let blocks = |rows: usize| gate_up_blocks(24, 8 * rows, 132);
+        let blocks = |rows: usize| gate_up_blocks(24, 8 * rows, 264);
         assert_eq!([1, 2, 4, 8].map(blocks), [1, 2, 3, 6]);
-        assert_eq!(gate_up_blocks(1, 8, 132), 1);
+        assert_eq!(gate_up_blocks(1, 8, 264), 1);
+        // 2880 outputs of four experts.
+        assert_eq!([264, 396].map(|at_once| gate_up_blocks(90, 4, at_once)), [2, 1]);
     }
 }
