@@ -180,6 +180,24 @@ impl Step {
         }
     }
 
+    /// What a product adds to its result, if it can add something.
+    fn residual(&self) -> Option<Option<Value>> {
+        match *self {
+            Self::Linear { residual, cap: None, .. } | Self::MoeExperts { residual, .. } => Some(residual),
+            _ => None,
+        }
+    }
+
+    /// What such a product adds, and where its result goes.
+    fn sum(&mut self) -> Option<(&mut Option<Value>, &mut Value)> {
+        match self {
+            Self::Linear { residual, cap: None, out, .. } | Self::MoeExperts { residual, out, .. } => {
+                Some((residual, out))
+            }
+            _ => None,
+        }
+    }
+
     /// The value that it writes; a route writes none.
     pub(crate) fn output(&self) -> Option<Value> {
         match *self {
@@ -204,7 +222,8 @@ impl Step {
     }
 }
 
-/// The graph's steps: an addition to the result of a product right before it becomes its residual.
+/// The graph's steps: an addition to the result of a product right before it becomes its residual, or that of the product whose
+/// result it has as its residual.
 pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     let mut uses = vec![0; graph.values];
     // What comes with a batch is written before its steps run.
@@ -217,20 +236,19 @@ pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     let mut fused: Vec<Step> = vec![];
     for step in all {
         if let Step::Add { a, b, out } = step
-            && let Some(last) = fused.last_mut()
-            && let Some(product) = last.output()
+            && let Some(product) = fused.last().and_then(Step::output)
             && uses[product.index] == 1
             && (a == product) != (b == product)
+            && let Some(at) = adds(&fused, &uses, if a == product { b } else { a })
         {
-            let other = if a == product { b } else { a };
-            match last {
-                Step::Linear { residual: residual @ None, cap: None, out: result, .. }
-                | Step::MoeExperts { residual: residual @ None, out: result, .. } => {
-                    (*residual, *result) = (Some(other), out);
-                    continue;
-                }
-                _ => {}
+            let added = if a == product { b } else { a };
+            if let Some((residual, _)) = fused[at].sum() {
+                *residual = Some(added);
             }
+            if let Some((_, result)) = fused.last_mut().and_then(Step::sum) {
+                *result = out;
+            }
+            continue;
         }
         fused.push(step);
     }
@@ -238,11 +256,32 @@ pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     fused
 }
 
+/// The step that a value can be added by, where it is added to the result of the last one: that, or what makes its residual.
+fn adds(steps: &[Step], uses: &[usize], value: Value) -> Option<usize> {
+    let last = steps.len().checked_sub(1)?;
+    let Some(before) = steps[last].residual()? else { return Some(last) };
+    let at = producer(steps, uses, before)?;
+    let is_late = steps[at..].iter().any(|step| step.output() == Some(value));
+    (steps[at].residual()?.is_none() && !is_late).then_some(at)
+}
+
+/// Where a value that is used once is made.
+fn producer(steps: &[Step], uses: &[usize], value: Value) -> Option<usize> {
+    steps.iter().position(|s| s.output() == Some(value)).filter(|_| uses[value.index] == 1)
+}
+
+/// Keeps the steps that are not `gone`.
+fn retain(steps: &mut Vec<Step>, gone: &[usize]) {
+    let mut index = 0;
+    steps.retain(|_| {
+        index += 1;
+        !gone.contains(&(index - 1))
+    });
+}
+
 /// Norms of heads and rotations of queries and keys become part of the attention that alone reads them.
 fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
-    let producer = |steps: &[Step], value: Value| {
-        steps.iter().position(|s| s.output() == Some(value)).filter(|_| uses[value.index] == 1)
-    };
+    let producer = |steps: &[Step], value: Value| producer(steps, uses, value);
     // The rotation of `value` and a norm of its heads before, if it has them, and the value that they start from.
     let trace = |steps: &[Step], value: Value, wanted: usize| {
         let rotated = producer(steps, value).and_then(|at| match steps[at] {
@@ -273,11 +312,7 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
             (*old_q, *old_k, *prepare) = (q, k, how);
         }
     }
-    let mut index = 0;
-    steps.retain(|_| {
-        index += 1;
-        !gone.contains(&(index - 1))
-    });
+    retain(steps, &gone);
 }
 
 fn step(graph: &Graph, node: usize) -> Step {
@@ -395,4 +430,47 @@ pub(crate) fn buffers(graph: &Graph, ends: &Ends, steps: &[Step]) -> Buffers {
         free.extend(ending[index].iter().filter_map(|value| buffers.of[*value]));
     }
     buffers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec};
+
+    const WIDTH: usize = 8;
+
+    fn weight(g: &mut GraphBuilder, rows: usize, cols: usize) -> WeightId {
+        g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols })
+    }
+
+    fn embedded(g: &mut GraphBuilder, width: usize) -> Value {
+        let table = weight(g, 5, width);
+        g.embed(table)
+    }
+
+    fn steps_to(g: GraphBuilder, logits: Value) -> Vec<Step> {
+        let graph = g.finish(logits);
+        steps(&graph, &Ends::default())
+    }
+
+    #[test]
+    fn both_additions_after_experts_become_residuals() {
+        let mut g = GraphBuilder::new();
+        let x = embedded(&mut g, WIDTH);
+        let [router, shared] = [3, WIDTH].map(|rows| weight(&mut g, rows, WIDTH));
+        let logits = g.linear(x, router, None, Precision::F32).unwrap();
+        let routing = g.route(logits, None, Route::softmax(3, 2, true)).unwrap();
+        let shared = g.linear(x, shared, None, Precision::Fast).unwrap();
+        let matrix = MatrixSpec { dtype: DType::F32, rows: WIDTH, cols: WIDTH };
+        let set = ExpertSet { layer: 0, experts: 3, gate: Some(matrix), up: matrix, down: matrix };
+        let set = g.expert_set(set).unwrap();
+        let routed = g.moe_experts(x, routing, set).unwrap();
+        let both = g.add(routed, shared).unwrap();
+        let out = g.add(x, both).unwrap();
+        let steps = steps_to(g, out);
+        let residual_of = |value| steps.iter().find(|step| step.output() == Some(value)).unwrap().residual();
+        assert!(!steps.iter().any(|step| matches!(step, Step::Add { .. })), "{steps:?}");
+        assert_eq!([residual_of(shared), residual_of(out)], [Some(Some(x)), Some(Some(shared))]);
+    }
 }
