@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use crate::graph::{
     ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
     DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, Gate, GateOp, GatedDeltaRuleOp, GatherRowsOp, Graph,
-    LatentAttentionOp, LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output,
-    Placement, Precision, RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SliceOp, StateId, Value,
-    WeightId,
+    LatentAttention, LatentAttentionOp, LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp,
+    Op, Output, Placement, Precision, RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SliceOp, StateId,
+    Value, WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.
@@ -19,6 +19,19 @@ pub(crate) struct Prepare {
     pub(crate) q_norm: Option<(WeightId, f32)>,
     /// The same of keys.
     pub(crate) k_norm: Option<(WeightId, f32)>,
+}
+
+/// What attention over latents starts from, where it divides, normalises and rotates it itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EnteringLatents {
+    /// (rows, heads · (nope + rope)).
+    pub(crate) q: Value,
+    /// (rows, rank + rope).
+    pub(crate) kv: Value,
+    /// Weight and epsilon of the norm of latents.
+    pub(crate) norm: (WeightId, f32),
+    /// Index of the rotation in the graph.
+    pub(crate) rope: Option<usize>,
 }
 
 /// One operation, or several that run as one.
@@ -72,6 +85,8 @@ pub(crate) enum Step {
         inputs: LatentInputs,
         weights: LatentWeights,
         cache: LatentCacheId,
+        /// What the inputs but for `sinks` and `chosen` are made of here.
+        entering: Option<EnteringLatents>,
         out: Value,
     },
     SwiGlu {
@@ -168,9 +183,13 @@ impl Step {
             Self::Attention { q, k, v, chosen, added, .. } => {
                 [q, k, v].into_iter().chain(chosen.map(|chosen| chosen.blocks)).chain(added).collect()
             }
-            Self::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, chosen, .. }, .. } => {
-                let more = rotated.into_iter().flatten().chain(chosen.map(|chosen| chosen.blocks));
-                [q_nope, c].into_iter().chain(more).collect()
+            Self::LatentAttention { inputs, entering, .. } => {
+                let LatentInputs { q_nope, c, rotated, chosen, .. } = inputs;
+                let own = match entering {
+                    Some(EnteringLatents { q, kv, .. }) => vec![q, kv],
+                    None => [q_nope, c].into_iter().chain(rotated.into_iter().flatten()).collect(),
+                };
+                own.into_iter().chain(chosen.map(|chosen| chosen.blocks)).collect()
             }
             Self::SwiGlu { gate, up, .. } => vec![gate, up],
             Self::Add { a, b, .. } => vec![a, b],
@@ -253,6 +272,7 @@ pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
         fused.push(step);
     }
     prepare(graph, &uses, &mut fused);
+    enter_latents(graph, &uses, &mut fused);
     fused
 }
 
@@ -277,6 +297,66 @@ fn retain(steps: &mut Vec<Step>, gone: &[usize]) {
         index += 1;
         !gone.contains(&(index - 1))
     });
+}
+
+/// The parts of queries and of what keys and values are made of, their norm and rotations become part of the attention over latents
+/// that alone reads them.
+fn enter_latents(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
+    let mut gone = vec![];
+    for index in 0..steps.len() {
+        let Step::LatentAttention { inputs, cache, .. } = steps[index] else { continue };
+        let Some((parts, made)) = latent_parts(steps, uses, inputs, &graph.latent_caches[cache.0]) else {
+            continue;
+        };
+        gone.extend(parts);
+        if let Step::LatentAttention { entering, .. } = &mut steps[index] {
+            *entering = Some(made);
+        }
+    }
+    retain(steps, &gone);
+}
+
+/// The steps that make inputs of attention over latents, and of what they make them; nothing if others read that too, or it is
+/// made otherwise.
+fn latent_parts(
+    steps: &[Step],
+    uses: &[usize],
+    inputs: LatentInputs,
+    shape: &LatentAttention,
+) -> Option<(Vec<usize>, EnteringLatents)> {
+    let LatentAttention { heads, nope, rope: rotated, rank, .. } = *shape;
+    let sliced = |value: Value, parts: usize, first: usize, columns: usize| {
+        let at = producer(steps, uses, value)?;
+        match steps[at] {
+            Step::Slice { x, groups, start, len, .. } if [groups, start, len] == [parts, first, columns] => {
+                Some((at, x))
+            }
+            _ => None,
+        }
+    };
+    let unrotated = |value: Value, wanted: usize| {
+        let at = producer(steps, uses, value)?;
+        match steps[at] {
+            Step::Rope { x, heads, rope, .. } if heads == wanted => Some((at, x, rope)),
+            _ => None,
+        }
+    };
+    let [q_rope, k_rope] = inputs.rotated?;
+    let turns = [unrotated(q_rope, heads), unrotated(k_rope, 1)];
+    let [rope, other] = turns.map(|turn| turn.map(|(_, _, rope)| rope));
+    let [q_rope, k_rope] = [(turns[0], q_rope), (turns[1], k_rope)].map(|(turn, x)| turn.map_or(x, |t| t.1));
+    let normed = producer(steps, uses, inputs.c)?;
+    let Step::RmsNorm { x: c, weight, groups: 1, eps, .. } = steps[normed] else { return None };
+    let (nope_at, q) = sliced(inputs.q_nope, heads, 0, nope)?;
+    let (rope_at, of_rope) = sliced(q_rope, heads, nope, rotated)?;
+    let (c_at, kv) = sliced(c, 1, 0, rank)?;
+    let (k_at, of_k) = sliced(k_rope, 1, rank, rotated)?;
+    if rope != other || q != of_rope || kv != of_k {
+        return None;
+    }
+    let turned = turns.into_iter().flatten().map(|(at, ..)| at);
+    let parts = [nope_at, rope_at, c_at, k_at, normed].into_iter().chain(turned).collect();
+    Some((parts, EnteringLatents { q, kv, norm: (weight, eps), rope }))
 }
 
 /// Norms of heads and rotations of queries and keys become part of the attention that alone reads them.
@@ -347,7 +427,7 @@ fn step(graph: &Graph, node: usize) -> Step {
             Step::Attention { q, k, v, cache, sinks, chosen, added, prepare: Prepare::default(), out }
         }
         Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
-            Step::LatentAttention { inputs, weights, cache, out }
+            Step::LatentAttention { inputs, weights, cache, entering: None, out }
         }
         Op::Activate(ActivateOp { activation: Activation::SwiGlu, gate: Some(gate), up }) => {
             Step::SwiGlu { gate, up, out }
@@ -436,7 +516,7 @@ pub(crate) fn buffers(graph: &Graph, ends: &Ends, steps: &[Step]) -> Buffers {
 mod tests {
     use super::*;
     use crate::DType;
-    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec};
+    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec, Rope, RopeStyle};
 
     const WIDTH: usize = 8;
 
@@ -472,5 +552,34 @@ mod tests {
         let residual_of = |value| steps.iter().find(|step| step.output() == Some(value)).unwrap().residual();
         assert!(!steps.iter().any(|step| matches!(step, Step::Add { .. })), "{steps:?}");
         assert_eq!([residual_of(shared), residual_of(out)], [Some(Some(x)), Some(Some(shared))]);
+    }
+
+    #[test]
+    fn attention_over_latents_starts_from_products() {
+        let shape = LatentAttention { heads: 2, nope: 4, rope: 2, rank: 6, value: 3, scale: 1.0 };
+        let of_order = |swapped: bool| {
+            let mut g = GraphBuilder::new();
+            let (q, kv) = (embedded(&mut g, 12), embedded(&mut g, 8));
+            let norm = weight(&mut g, 1, 6);
+            let (style, inv_freq) = (RopeStyle::HalfSplit, vec![0.5]);
+            let rope = g.rotation(Rope { style, inv_freq, magnitude: 1.0, axes: vec![] });
+            let q_nope = g.slice(q, 2, if swapped { 2 } else { 0 }, 4).unwrap();
+            let q_rope = g.slice(q, 2, if swapped { 0 } else { 4 }, 2).unwrap();
+            let q_rope = g.rope(q_rope, 2, rope).unwrap();
+            let c = g.slice(kv, 1, 0, 6).unwrap();
+            let c = g.rms_norm(c, norm, 1, 1e-6).unwrap();
+            let k_rope = g.slice(kv, 1, 6, 2).unwrap();
+            let k_rope = g.rope(k_rope, 1, rope).unwrap();
+            let inputs =
+                LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
+            let joint = LatentWeights::Joint(weight(&mut g, 14, 6));
+            let out = g.latent_attention(inputs, joint, shape).unwrap();
+            let steps = steps_to(g, out);
+            let read = steps.last().unwrap().inputs();
+            (steps.len(), read == [q, kv])
+        };
+        assert_eq!(of_order(false), (3, true), "two tables and attention");
+        // Heads whose rotated channels come first are not what the kernel knows.
+        assert_eq!(of_order(true), (10, false));
     }
 }

@@ -145,6 +145,7 @@ arguments! {
         head_rows: usize,
         first_row: usize,
         r#in: usize,
+        each: usize,
         out: usize,
         stride: usize,
         halves: bool,
@@ -163,13 +164,27 @@ arguments! {
         transposed: bool,
     }
 
+    ["latent.h" EnterLatentsConstants]
+    /// Of `enter_latents`.
+    EnterLatentsConstants {
+        heads: usize,
+        nope: usize,
+        rope: usize,
+        rank: usize,
+        pairs: usize,
+        interleaved: bool,
+        eps: f32,
+        halves: bool,
+        kv_type: u32,
+    }
+
     ["latent.h" CopyHeadsConstants]
     /// Of `copy_heads`.
     CopyHeadsConstants { count: usize, len: usize, stride: usize, start: usize, halves: bool }
 
     ["cuda/latent_products.cu" LatentEnterConstants]
     /// Of `latent_enter`.
-    LatentEnterConstants { rows: usize, heads: usize, cols: usize, width: usize }
+    LatentEnterConstants { rows: usize, heads: usize, cols: usize, each: usize, width: usize }
 
     ["cuda/latent_products.cu" LatentProductsConstants]
     /// Of `latent_products`.

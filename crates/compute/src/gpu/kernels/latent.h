@@ -1,4 +1,5 @@
 // What latent attention adds to attention over the latents: queries into the latent space, results out of it.
+#include "cache.h"
 #include "weights.h"
 
 // Tokens for which weights that have been read are used.
@@ -11,8 +12,8 @@ struct LatentConstants {
     uint heads, rows;
     // Rows of the weight from one head's to the next's, and the first that is used.
     uint head_rows, first_row;
-    // Channels of a head that come in and go out, and those from a head's results to the next one's.
-    uint in, out, stride;
+    // Channels of a head that come in, those from what comes in for a head to the next one's, and the same of what goes out.
+    uint in, each, out, stride;
     // Whether results are f16.
     uint halves;
     // Outputs of a warp; transposed: threads side by side.
@@ -106,7 +107,7 @@ DEVICE void head_outputs(CTX, const LatentConstants c, const Row planes, GPTR(co
 #pragma unroll
             for (uint t = 0; t < HEAD_TOKENS; ++t) {
                 if (t >= count) break;
-                const Float8 a = channels8<D>(x + ((ulong)(first + t) * c.heads + head) * c.in, c.in, i);
+                const Float8 a = channels8<D>(x + ((ulong)(first + t) * c.heads + head) * c.each, c.in, i);
                 for (uint j = 0; j < 8; ++j) sums[t] = fma_of(values.v[j], a.v[j], sums[t]);
             }
         }
@@ -121,7 +122,7 @@ DEVICE void head_outputs(CTX, const LatentConstants c, const Row planes, GPTR(co
     }
 }
 
-// Each head's weight (out, in) · x (rows, heads · in) → out. Grid: (out / span / warps, heads, rows / HEAD_TOKENS).
+// Each head's weight (out, in) · x (rows, heads · each) → out. Grid: (out / span / warps, heads, rows / HEAD_TOKENS).
 KERNEL(latent_matvec, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
        (const float, x), (float, result)) {
     const Row planes = {plane0, plane1, plane2};
@@ -160,7 +161,7 @@ DEVICE void transposed_outputs(CTX, const LatentConstants c, const Row planes, G
 #pragma unroll
         for (uint t = 0; t < HEAD_TOKENS; ++t) {
             if (t >= count) break;
-            const float v = x[((ulong)(first + t) * c.heads + head) * c.in + n];
+            const float v = x[((ulong)(first + t) * c.heads + head) * c.each + n];
             for (uint j = 0; j < 8; ++j) sums[t][j] = fma_of(values.v[j], v, sums[t][j]);
         }
     }
@@ -178,7 +179,7 @@ DEVICE void transposed_outputs(CTX, const LatentConstants c, const Row planes, G
     }
 }
 
-// Each head's weight (in, out), transposed, · x (rows, heads · in) → out. Grid: (out / 8 / span, heads,
+// Each head's weight (in, out), transposed, · x (rows, heads · each) → out. Grid: (out / 8 / span, heads,
 // rows / HEAD_TOKENS).
 KERNEL(latent_transposed, LatentConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
        (const float, x), (float, result)) {
@@ -234,6 +235,58 @@ KERNEL(latent_weights, LatentWeightsConstants, (const uchar, plane0), (const uch
         pairs[j] = (uint)f32_to_f16(values.v[2 * j]) | (uint)f32_to_f16(values.v[2 * j + 1]) << 16;
     const Word4 packed = {pairs[0], pairs[1], pairs[2], pairs[3]};
     store_u32x4(GCAST(uchar, result) + 16 * (ulong)index, 0, packed);
+}
+
+struct EnterLatentsConstants {
+    // Query heads, their channels before those that are rotated, and these.
+    uint heads, nope, rope;
+    // Channels of a latent.
+    uint rank;
+    // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
+    uint pairs, interleaved;
+    // Of the norm of latents.
+    float eps;
+    // Whether queries are f16.
+    uint halves;
+    uint kv_type;
+};
+
+// A channel of a part that is rotated by a row's angles (pairs, 2), cosine and sine.
+DEVICE float turned_channel(const EnterLatentsConstants c, GPTR(const float) from, GPTR(const float) angles, uint channel) {
+    const float own = from[channel];
+    if (channel >= 2 * c.pairs) return own;
+    const uint pair = c.interleaved ? channel / 2 : channel % c.pairs, step = c.interleaved ? 1 : c.pairs;
+    const bool second = c.interleaved ? channel % 2 == 1 : channel >= c.pairs;
+    const float cosine = angles[2 * pair], sine = angles[2 * pair + 1];
+    return second ? own * cosine + from[channel - step] * sine : own * cosine - from[channel + step] * sine;
+}
+
+// Of q (rows, heads · (nope + rope)) the rotated channels → the last of query (rows, heads, rank + rope); of kv (rows, rank + rope)
+// the normed latent and the rotated key → the cache at each row's position. Grid: (rows, 1 + heads · rope / threads): the first group
+// of a row is for kv.
+KERNEL(enter_latents, EnterLatentsConstants, (const float, q), (const float, kv), (const float, weight), (const float, angles),
+       (const Place, places), (const uint, pages), (uchar, cache), (float, query)) {
+    SHARED(float, scratch, 32);
+    const uint row = ctx.group_x(), width = c.rank + c.rope;
+    const GPTR(const float) own = angles + (ulong)row * c.pairs * 2;
+    if (ctx.group_y() > 0) {
+        const uint i = (ctx.group_y() - 1) * ctx.threads() + ctx.thread(), channel = i % c.rope;
+        if (i >= c.heads * c.rope) return;
+        const ulong head = (ulong)row * c.heads + i / c.rope;
+        const float v = turned_channel(c, q + head * (c.nope + c.rope) + c.nope, own, channel);
+        store_result(query, head * width + c.rank + channel, v, c.halves);
+        return;
+    }
+    const GPTR(const float) from = kv + (ulong)row * width;
+    float squares = 0.0f;
+    for (uint i = ctx.thread(); i < c.rank; i += ctx.threads()) squares += from[i] * from[i];
+    const float factor = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.rank + c.eps);
+    const Place at = places[row];
+    const ulong to = place_of(pages, at, at.position, 1, 0) * width;
+    for (uint i = ctx.thread(); i < c.rank; i += ctx.threads())
+        store_cached(ctx, cache, to + i, from[i] * factor * weight[i], c.kv_type);
+    for (uint i = ctx.thread(); i < c.rope; i += ctx.threads())
+        store_cached(ctx, cache, to + c.rank + i, turned_channel(c, from + c.rank, own, i), c.kv_type);
 }
 
 struct CopyHeadsConstants {

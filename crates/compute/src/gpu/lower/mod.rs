@@ -109,8 +109,8 @@ impl Lowering<'_> {
                 let cache = cache.0;
                 return self.attention(&AttentionStep { q, k, v, cache, sinks, chosen, added, prepare, out });
             }
-            Step::LatentAttention { inputs, weights, cache, out } => {
-                return self.latent_attention(inputs, weights, cache.0, out);
+            Step::LatentAttention { inputs, weights, cache, entering, out } => {
+                return self.latent_attention(inputs, weights, cache.0, entering, out);
             }
             Step::SwiGlu { gate, up, out } => self.elements("swiglu", &[gate, up], 0.0, out),
             Step::Add { a, b, out } => self.elements("add", &[a, b], 0.0, out),

@@ -3,7 +3,9 @@
 use super::case::{Case, Recorder};
 use crate::support::random::Random;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS};
-use moeflux_compute::graph::{GraphBuilder, LatentAttention, LatentInputs, LatentWeights, MatrixSpec};
+use moeflux_compute::graph::{
+    GraphBuilder, LatentAttention, LatentInputs, LatentWeights, MatrixSpec, Rope, RopeStyle,
+};
 use moeflux_compute::{BlockScale, DType, Error, Half, Tensor, quant};
 
 /// W_k and W_v in one weight or two, with their encodings.
@@ -15,22 +17,52 @@ enum Form {
 
 fn case(shape: LatentAttention, form: Form) -> Case {
     let mut r = Recorder::new(7);
-    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
+    let LatentAttention { heads, nope, rope, rank, .. } = shape;
     let [q_nope, q_rope, c, k_rope] = [heads * nope, heads * rope, rank, rope].map(|width| r.input(width));
+    let inputs = LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
+    case_of(r, shape, form, inputs, "")
+}
+
+/// Of what models make: queries whole, a latent to be normed beside what is rotated, with a rotation or without.
+fn case_in_parts(shape: LatentAttention, form: Form, style: Option<RopeStyle>) -> Case {
+    let mut r = Recorder::new(9);
+    let LatentAttention { heads, nope, rope, rank, .. } = shape;
+    let (q, kv, norm) = (r.input(heads * (nope + rope)), r.input(rank + rope), r.vector(rank));
+    let g = &mut r.graph;
+    let rotation = style.map(|style| {
+        let inv_freq = (0..rope / 2).map(|i| 500f32.powf(-2.0 * i as f32 / rope as f32)).collect();
+        g.rotation(Rope { style, inv_freq, magnitude: 1.25, axes: vec![] })
+    });
+    let rotated = |g: &mut GraphBuilder, x, heads| match rotation {
+        Some(rotation) => g.rope(x, heads, rotation).unwrap(),
+        None => x,
+    };
+    let q_nope = g.slice(q, heads, 0, nope).unwrap();
+    let q_rope = g.slice(q, heads, nope, rope).unwrap();
+    let q_rope = rotated(g, q_rope, heads);
+    let c = g.slice(kv, 1, 0, rank).unwrap();
+    let k_rope = g.slice(kv, 1, rank, rope).unwrap();
+    let k_rope = rotated(g, k_rope, 1);
+    let c = g.rms_norm(c, norm, 1, 1e-6).unwrap();
+    let inputs = LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
+    case_of(r, shape, form, inputs, &format!(" in parts, {style:?}"))
+}
+
+fn case_of(mut r: Recorder, shape: LatentAttention, form: Form, inputs: LatentInputs, named: &str) -> Case {
+    let LatentAttention { heads, nope, rank, value, .. } = shape;
     let mut weight = |dtype, rows, cols| {
         let tensor = random_weight(&mut r.random, dtype, rows, cols);
         r.declare(tensor)
     };
-    let named = format!("{form:?}");
+    let name = format!("{shape:?} {form:?}{named}");
     let form = match form {
         Form::Joint(dtype) => LatentWeights::Joint(weight(dtype, heads * (nope + value), rank)),
         Form::Split(k, v) => {
             LatentWeights::Split { k: weight(k, heads * rank, nope), v: weight(v, heads * value, rank) }
         }
     };
-    let inputs = LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
     let out = r.graph.latent_attention(inputs, form, shape).unwrap();
-    r.case(format!("{shape:?} {named}"), out).in_pairs()
+    r.case(name, out).in_pairs()
 }
 
 /// Weights of about 1/sqrt(cols).
@@ -78,8 +110,16 @@ pub fn latent_attention() -> Vec<Case> {
         (wide, Form::Split(DType::Q8_0, affine)),
         (LatentAttention { rope: 32, ..wide }, Form::Joint(DType::Q8_0)),
     ];
-    let published = published.map(|(shape, form)| case(shape, form).on_hardware());
-    cases.map(|(shape, form)| case(shape, form)).into_iter().chain(published).collect()
+    let parts = published.map(|(shape, form)| case_in_parts(shape, form, Some(RopeStyle::Interleaved)));
+    let published = published.map(|(shape, form)| case(shape, form)).into_iter().chain(parts);
+    let more = [
+        (small, Form::Joint(DType::F32), Some(RopeStyle::HalfSplit)),
+        (wide, Form::Split(DType::Q8_0, DType::BF16), Some(RopeStyle::Interleaved)),
+        (wide, Form::Joint(DType::Q8_0), None),
+    ];
+    let more = more.map(|(shape, form, style)| case_in_parts(shape, form, style));
+    let all = cases.map(|(shape, form)| case(shape, form)).into_iter().chain(more);
+    all.chain(published.map(Case::on_hardware)).collect()
 }
 
 #[test]

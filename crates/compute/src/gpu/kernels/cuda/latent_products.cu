@@ -5,6 +5,8 @@
 
 struct LatentEnterConstants {
     u32 rows, heads, cols;
+    // Columns from what a head takes to what the next one takes, even.
+    u32 each;
     // Tokens of a tile.
     u32 width;
 };
@@ -86,7 +88,7 @@ struct HeadsJob {
 
 #endif // HAS_WARPGROUPS
 
-// x (rows, heads, cols) f32 → out and scale as `wide_enter` of `wide_tokens.cu` writes them, each head's rows for themselves:
+// The first `cols` columns of each head in x (rows, heads, each) f32 → out and scale as `wide_enter` of `wide_tokens.cu` writes them, each head's rows for themselves:
 // room for them up to a multiple of eight. A warp a row of a head; cols even.
 extern "C" __global__ void __launch_bounds__(256)
     latent_enter(const float* x, u8* out, float* scale, const __grid_constant__ LatentEnterConstants c) {
@@ -94,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256)
     after_previous();
     if (index >= c.rows * c.heads) return;
     const u32 row = index / c.heads, head = index % c.heads, filled = (c.cols + 127) / 128 * 128;
-    const float2* from = (const float2*)(x + (u64)index * c.cols);
+    const float2* from = (const float2*)(x + (u64)index * c.each);
     // Of the four steps from `step` on, the pairs of pieces lane % 16 of steps lane / 16 and two further on.
     float2 v[2][4];
     const auto read = [&](u32 step) {

@@ -32,6 +32,8 @@ pub(super) struct HeadPart {
     /// Channels of a head before and after.
     pub(super) r#in: usize,
     pub(super) out: usize,
+    /// Channels from what a head takes to what the next one takes.
+    pub(super) each: usize,
     /// Whether the weight's columns are those after.
     pub(super) transposed: bool,
     /// Channels from a head's results to the next one's.
@@ -68,18 +70,18 @@ impl Lowering<'_> {
         width(MOST_TOKENS, heads * out.div_ceil(TILE_ROWS), self.rows, self.memory.info.multiprocessors)
     }
 
-    /// Queues what brings x (rows, heads · cols) into the form of such products.
+    /// Queues what brings the first `cols` of each `each` columns of x (rows, heads · each) into the form of such products.
     pub(super) fn enter_heads(
         &mut self,
         scratch: TensorScratch,
         [x, to]: [Slice; 2],
-        [heads, cols]: [usize; 2],
+        [heads, cols, each]: [usize; 3],
         width: usize,
     ) -> EnteredHeads {
         // They share the scratch of scales with other products.
         (self.converted, self.spread) = (None, None);
         let buffers = [x, to, scratch.scale.into()];
-        let constants = &LatentEnterConstants { rows: self.rows, heads, cols, width };
+        let constants = &LatentEnterConstants { rows: self.rows, heads, cols, each, width };
         let launch = Launch { unit: PRODUCTS, kernel: "latent_enter", buffers: &buffers, constants };
         self.run.push(launch.over([(self.rows * heads).div_ceil(WARPS), 1, 1], THREADS));
         EnteredHeads { x: to, width, scaled: true }
@@ -95,7 +97,7 @@ impl Lowering<'_> {
         result: Slice,
     ) {
         let w = *self.weight(weight);
-        let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves } = part;
+        let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves, .. } = part;
         let heads = w.matrix.rows / head_rows;
         let count = heads * r#in * out / 8;
         let [a, b, c] = w.planes;
@@ -118,7 +120,8 @@ impl Lowering<'_> {
     /// Queues a product of each head's part of a weight, whose results do not depend on how many rows there are.
     pub(super) fn heads(&mut self, weight: WeightId, part: HeadPart, [x, result]: [Slice; 2]) {
         let w = self.weight(weight);
-        let HeadPart { rows: head_rows, first: first_row, r#in, out, transposed, stride, halves } = part;
+        let HeadPart { rows: head_rows, first: first_row, r#in, each, out, transposed, stride, halves } =
+            part;
         // Of all heads: the weight's rows are theirs.
         let heads = w.matrix.rows / head_rows;
         let span = if transposed {
@@ -134,6 +137,7 @@ impl Lowering<'_> {
             head_rows,
             first_row,
             r#in,
+            each,
             out,
             stride,
             halves,
@@ -143,7 +147,9 @@ impl Lowering<'_> {
         let buffers = [a, b, c, x, result];
         let launch = |kernel| Launch { unit: "latent", kernel, buffers: &buffers, constants: &constants };
         let tokens = rows.div_ceil(HEAD_TOKENS);
-        let by_words = is_read_by_words(w.matrix.dtype) && w.matrix.cols.is_multiple_of(8);
+        let by_words = is_read_by_words(w.matrix.dtype)
+            && w.matrix.cols.is_multiple_of(8)
+            && (transposed || each.is_multiple_of(4));
         let dispatch = if transposed {
             let kernel = if by_words { "latent_transposed" } else { "latent_transposed_any" };
             launch(kernel).over([out.div_ceil(8 * span), heads, tokens], TRANSPOSED_THREADS)
@@ -176,11 +182,20 @@ impl Lowering<'_> {
         let (each, cols) = (matrix.rows / groups, matrix.cols);
         let [x, out] = [x, out].map(|value| self.value(value));
         let (transposed, halves) = (false, false);
-        let part = HeadPart { rows: each, first: 0, r#in: cols, out: each, transposed, stride: each, halves };
+        let part = HeadPart {
+            rows: each,
+            first: 0,
+            r#in: cols,
+            each: cols,
+            out: each,
+            transposed,
+            stride: each,
+            halves,
+        };
         match self.heads_scratch().filter(|_| suits_warp_groups(op, matrix)) {
             Some(scratch) => {
                 let width = self.heads_width(groups, each);
-                let entered = self.enter_heads(scratch, [x, scratch.x.into()], [groups, cols], width);
+                let entered = self.enter_heads(scratch, [x, scratch.x.into()], [groups, cols, cols], width);
                 self.wide_heads(scratch, weight, part, entered, out);
             }
             None => self.heads(weight, part, [x, out]),

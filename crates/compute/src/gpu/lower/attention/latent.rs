@@ -3,10 +3,11 @@
 use super::attend::Attend;
 use super::heads::{EnteredHeads, HeadPart};
 use crate::backend::PAGE_TOKENS;
-use crate::gpu::arguments::AppendConstants;
+use crate::gpu::arguments::{AppendConstants, EnterLatentsConstants};
 use crate::gpu::device::Slice;
-use crate::gpu::lower::context::Lowering;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::gpu::memory::{AttentionScratch, PANEL_COLUMNS, PANEL_TOKENS, TensorScratch};
+use crate::gpu::steps::EnteringLatents;
 use crate::graph::{LatentAttention, LatentInputs, LatentWeights, Value, WeightId};
 
 /// What maps queries into the latent space; `halves`: to f16.
@@ -17,7 +18,7 @@ fn to_latents(weights: LatentWeights, shape: &LatentAttention, halves: bool) -> 
         LatentWeights::Split { k, .. } => (k, rank, false),
     };
     let stride = rank + rope;
-    (weight, HeadPart { rows, first: 0, r#in: nope, out: rank, transposed, stride, halves })
+    (weight, HeadPart { rows, first: 0, r#in: nope, each: nope, out: rank, transposed, stride, halves })
 }
 
 /// What makes values of latents.
@@ -28,10 +29,42 @@ fn to_values(weights: LatentWeights, shape: &LatentAttention) -> (WeightId, Head
         LatentWeights::Split { v, .. } => (v, value, 0),
     };
     let (transposed, halves) = (false, false);
-    (weight, HeadPart { rows, first, r#in: rank, out: value, transposed, stride: value, halves })
+    (weight, HeadPart { rows, first, r#in: rank, each: rank, out: value, transposed, stride: value, halves })
 }
 
 impl Lowering<'_> {
+    /// Queues what divides, normalises and rotates what attention starts from: latents and rotated keys to their pages, rotated
+    /// channels of queries to theirs, as f16 if `halves`.
+    fn enter_latents(
+        &mut self,
+        entering: &EnteringLatents,
+        shape: &LatentAttention,
+        [latents, query]: [Slice; 2],
+        halves: bool,
+    ) {
+        let EnteringLatents { q, kv, norm: (weight, eps), rope: rotation } = *entering;
+        let LatentAttention { heads, nope, rope, rank, .. } = *shape;
+        let (angles, pairs, interleaved) = self.angles(rotation);
+        let (places, pages) = (self.input(self.layout.places), self.pages());
+        let buffers =
+            [self.value(q), self.value(kv), self.vector(weight), angles, places, pages, latents, query];
+        let kv_type = self.kv_code();
+        let constants =
+            &EnterLatentsConstants { heads, nope, rope, rank, pairs, interleaved, eps, halves, kv_type };
+        let launch = Launch { unit: "latent", kernel: "enter_latents", buffers: &buffers, constants };
+        let groups = 1 + (heads * rope).div_ceil(THREADS as usize);
+        self.run.push(launch.over([self.rows, groups, 1], THREADS));
+    }
+
+    /// Queues what brings latents and rotated keys to their pages.
+    fn append_latents(&mut self, parts: [Option<Value>; 2], latents: Slice, [rank, rope]: [usize; 2]) {
+        let kv_type = self.kv_code();
+        for (part, [start, len]) in parts.into_iter().zip([[0, rank], [rank, rope]]) {
+            let to = AppendConstants { heads: 1, dim: rank + rope, start, len, kv_type };
+            part.into_iter().for_each(|x| self.append(x, latents, to));
+        }
+    }
+
     /// Memory for products by warp groups where these suit a shape: activations in their form find room where results of
     /// attention go.
     fn wide_products(&self, shape: &LatentAttention) -> Option<TensorScratch> {
@@ -51,6 +84,7 @@ impl Lowering<'_> {
         inputs: LatentInputs,
         weights: LatentWeights,
         cache: usize,
+        entering: Option<EnteringLatents>,
         out: Value,
     ) {
         let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
@@ -58,17 +92,20 @@ impl Lowering<'_> {
         let LatentAttention { heads, nope, rope, rank, scale, .. } = shape;
         let latents = self.memory.state.latents[cache].slice();
         let width = rank + rope;
-        let kv_type = self.kv_code();
-        let latent = AppendConstants { heads: 1, dim: width, start: 0, len: rank, kv_type };
-        self.append(c, latents, latent);
-        if let Some([_, k_rope]) = rotated {
-            self.append(k_rope, latents, AppendConstants { start: rank, len: rope, ..latent });
-        }
         let AttentionScratch { query, mixed, .. } = self.memory.scratch.attention;
         let (query, mixed) = (Slice::from(query), Slice::from(mixed));
-        let (q_nope, out) = (self.value(q_nope), self.value(out));
+        let out = self.value(out);
         let suits = chosen.as_ref().map_or(sinks.is_none(), |chosen| self.gathers_tokens(chosen));
         let on_groups = suits && self.takes_wide_latents(&shape);
+        // Where each head's query begins, and how many columns further the next one's.
+        let (q, each) = match entering {
+            Some(EnteringLatents { q, .. }) => (self.value(q), nope + rope),
+            None => (self.value(q_nope), nope),
+        };
+        match entering {
+            Some(entering) => self.enter_latents(&entering, &shape, [latents, query], on_groups),
+            None => self.append_latents([Some(c), rotated.map(|[_, k_rope]| k_rope)], latents, [rank, rope]),
+        }
         let given = sinks.map(|sinks| self.vector(sinks));
         let listed = chosen.filter(|_| on_groups);
         let [read] = if on_groups { self.in_f16([latents], width * PAGE_TOKENS, [0; 2]) } else { [latents] };
@@ -78,12 +115,12 @@ impl Lowering<'_> {
         match products {
             Some(scratch) => {
                 let tile = self.heads_width(heads, rank);
-                let entered = self.enter_heads(scratch, [q_nope, mixed], [heads, nope], tile);
+                let entered = self.enter_heads(scratch, [q, mixed], [heads, nope, each], tile);
                 self.wide_heads(scratch, k, part, entered, query);
             }
-            None => self.heads(k, part, [q_nope, query]),
+            None => self.heads(k, HeadPart { each, ..part }, [q, query]),
         }
-        if let Some([q_rope, _]) = rotated {
+        if let Some([q_rope, _]) = rotated.filter(|_| entering.is_none()) {
             self.copy_heads([self.value(q_rope), query], heads, [rope, width, rank], on_groups);
         }
         let (v, part) = to_values(weights, &shape);
@@ -106,7 +143,7 @@ impl Lowering<'_> {
                 let entered = if enters {
                     EnteredHeads { x: mixed, width: tile, scaled: false }
                 } else {
-                    self.enter_heads(scratch, [mixed, query], [heads, rank], tile)
+                    self.enter_heads(scratch, [mixed, query], [heads, rank, rank], tile)
                 };
                 self.wide_heads(scratch, v, part, entered, out);
             }
