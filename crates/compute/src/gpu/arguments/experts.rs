@@ -241,5 +241,5 @@ arguments! {
 
     ["cuda/expert_panels.cu" StreamDownConstants]
     /// Of `stream_down_…`.
-    StreamDownConstants { part: PartConstants, ring: RingConstants }
+    StreamDownConstants { part: PartConstants, has_bias: bool, ring: RingConstants }
 }

@@ -299,9 +299,15 @@ mod tests {
         let archive = Archive::open(CODE_MAJOR);
         let gate_up =
             ["stream_gate_up_8", "stream_gate_up_16", "stream_gate_up_8_wide", "stream_gate_up_16_wide"];
-        let down = ["stream_down_8", "stream_down_16", "stream_down_16_few"];
+        let down = [
+            "stream_down_8",
+            "stream_down_16",
+            "stream_down_16_few",
+            "stream_down_8_wide",
+            "stream_down_16_wide",
+        ];
         for kernel in gate_up.into_iter().chain(down) {
-            for encoding in ["q4_k", "q6_k"] {
+            for encoding in ["q4_k", "q5_k", "q6_k", "q8_0", "mxfp4"] {
                 let kernel = format!("{kernel}_{encoding}");
                 assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
             }

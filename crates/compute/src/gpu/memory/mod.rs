@@ -40,8 +40,8 @@ pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
     PANEL_COLUMNS, PANEL_TILE, PANEL_TOKENS, PanelScratch, QuantizedScratch, SCALED_COLUMNS, TENSOR_TILE,
-    TILE, TensorScratch, device_scratch_bytes, most_batch_tiles, most_blocks, most_panel_tiles, most_places,
-    most_tiles, output_bytes, scored_rows, suits_warp_groups, unpacked_bytes,
+    TILE, TensorScratch, device_scratch_bytes, f16_bytes, most_batch_tiles, most_blocks, most_panel_tiles,
+    most_places, most_tiles, output_bytes, scored_rows, suits_warp_groups, unpacked_bytes,
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;

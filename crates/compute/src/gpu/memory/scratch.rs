@@ -373,7 +373,7 @@ pub(crate) fn suits_warp_groups(op: &GroupedLinearOp, matrix: MatrixSpec) -> boo
 }
 
 /// Bytes of rows as f16, filled up as kernels for matrix units take them.
-fn f16_bytes(rows: usize, cols: usize) -> usize {
+pub(crate) fn f16_bytes(rows: usize, cols: usize) -> usize {
     rows.next_multiple_of(PANEL_TOKENS) * cols.next_multiple_of(PANEL_COLUMNS) * 2
 }
 

@@ -2,7 +2,8 @@
 
 use moeflux_compute::backend::{Batch, ExpertSource, ExpertView, Span, StateSlots};
 use moeflux_compute::graph::{
-    Activation, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score, Weighted,
+    Activation, ExpertBiases, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score,
+    Weighted,
 };
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Error, Half, Result, Tensor};
@@ -159,8 +160,18 @@ pub(super) fn moe_case_of(
     widths: [usize; 2],
     mlp: ExpertMlp,
 ) -> Case {
+    moe_case_in(Recorder::new(12), count, top_k, dtypes, widths, mlp)
+}
+
+fn moe_case_in(
+    mut r: Recorder,
+    count: usize,
+    top_k: usize,
+    dtypes: [DType; 3],
+    widths: [usize; 2],
+    mlp: ExpertMlp,
+) -> Case {
     let [hidden, inner] = widths;
-    let mut r = Recorder::new(12);
     let x = r.input(hidden);
     let choices = count + mlp.identities;
     let logits = r.input(choices);
@@ -198,7 +209,7 @@ pub fn moe_experts_of_every_encoding() -> Vec<Case> {
 }
 
 pub fn moe_experts_of_many_shapes() -> Vec<Case> {
-    use DType::{BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0};
+    use DType::{BF16, F16, F32, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
     vec![
         moe_case(1, 1, [F32; 3], 1, 1),
         moe_case(3, 3, [F32, F16, BF16], 17, 5),
@@ -212,6 +223,11 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         moe_case(3, 2, [Q4_K, Q4_K, Q6_K], 512, 256),
         // Rows that GPUs share among more warps than two groups of a multiprocessor have.
         moe_case(6, 2, [Q4_K, Q4_K, Q6_K], 4096, 256).on_hardware(),
+        moe_case(6, 2, [Q4_K, Q4_K, Q5_K], 64 * 4, 2560).on_hardware(),
+        moe_case(6, 2, [Q5_K, Q5_K, Q5_K], 512, 256).on_hardware(),
+        moe_case(12, 2, [Q5_K, Q5_K, Q8_0], 768, 512).on_hardware(),
+        moe_case(6, 2, [Q8_0; 3], 352, 288).on_hardware(),
+        moe_case(12, 2, [Q8_0; 3], 2048, 768).on_hardware(),
         moe_case(
             3,
             1,
@@ -220,6 +236,38 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
             160,
         ),
     ]
+}
+
+/// Of experts in MXFP4 with biases, as gpt-oss has them: rows that are no multiples of 256 columns, or of 64.
+pub fn moe_experts_with_biases() -> Vec<Case> {
+    use DType::{F32, MXFP4, MXFP4_Planes, Q8_0};
+    let case = |(count, top_k, dtype, widths): (usize, usize, DType, [usize; 2])| {
+        let mut r = Recorder::new(12);
+        let [hidden, inner] = widths;
+        let [gate, up, down] = [inner, inner, hidden].map(|rows| r.vector(count * rows));
+        let activation = Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 };
+        let biases = Some(ExpertBiases { gate, up, down });
+        moe_case_in(
+            r,
+            count,
+            top_k,
+            [dtype; 3],
+            widths,
+            ExpertMlp { activation, biases, ..ExpertMlp::default() },
+        )
+    };
+    let all = [
+        (5, 2, F32, [33, 20]),
+        (5, 2, Q8_0, [64, 96]),
+        (4, 2, MXFP4_Planes, [96, 64]),
+        (6, 2, MXFP4, [352, 288]),
+        // Tiles of eight pairs.
+        (12, 2, MXFP4, [704, 320]),
+    ];
+    // Rows of more warps than two groups of a multiprocessor have.
+    let large = [(6, 2, MXFP4, [2880, 544]), (12, 2, MXFP4, [96, 2592]), (6, 2, MXFP4, [2048, 2592])];
+    let large = large.into_iter().map(|of| case(of).on_hardware());
+    all.into_iter().map(case).chain(large).collect()
 }
 
 pub fn moe_experts_of_other_activations() -> Vec<Case> {

@@ -22,13 +22,13 @@ struct RingConstants {
     unsigned halvings, piece_bytes;
 };
 
-// What a group is at: a unit of a tile's. `turn` is which of two places is for what goes with the tile, and BEGINS more where the
-// group begins with the tile.
+// What a group is at: a unit of a tile's. `turn` is which of two places is for what goes with the tile, BEGINS more where the group
+// begins with the tile, and EXPERT times the expert more.
 struct __align__(16) RingUnit {
     unsigned first, count, index, turn;
 };
 
-constexpr unsigned RING_BEGINS = 2;
+constexpr unsigned RING_BEGINS = 2, RING_EXPERT = 4;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
                 ahead.slot = table[tiles[a.tile].expert];
             }
             const RingTile of = tiles[a.tile];
-            described[a.order % 4] = {of.first, of.count, a.index, a.turn};
+            described[a.order % 4] = {of.first, of.count, a.index, a.turn + RING_EXPERT * of.expert};
             ahead.index = a.index, ahead.turn = a.turn;
         }
         ring_copy(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
     };
     if (threadIdx.x == 0 && count != 0) {
         const RingTile of = tiles[share.first / units];
-        described[0] = {of.first, of.count, share.first % units, RING_BEGINS};
+        described[0] = {of.first, of.count, share.first % units, RING_BEGINS + RING_EXPERT * of.expert};
         ahead = {share.first / units, table[of.expert], share.first % units, RING_BEGINS, 0};
         for (unsigned i = 0; i < RING_STAGES && i < count; i++) copy();
     }

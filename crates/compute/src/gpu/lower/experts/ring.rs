@@ -31,22 +31,58 @@ pub(super) struct Ring {
 fn encoding(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::Q4_K => Some("q4_k"),
+        DType::Q5_K => Some("q5_k"),
         DType::Q6_K => Some("q6_k"),
+        DType::Q8_0 => Some("q8_0"),
+        DType::MXFP4 => Some("mxfp4"),
         _ => None,
     }
+}
+
+/// Whether rows may have other columns than multiples of those of a warp, and experts biases.
+pub(super) fn is_loose(dtype: DType) -> bool {
+    matches!(dtype, DType::MXFP4 | DType::Q8_0)
 }
 
 /// How often a panel of rows of `stride` bytes is halved into pieces that are copied by themselves, and how many bytes a piece begins
 /// behind the one before.
 ///
-/// Lanes read 32 bytes of four rows of Q4_K at once, one of each piece or every other one of the panel. Those are to lie in different
-/// quarters of the 128 bytes that all banks of threadgroup memory have side by side.
+/// Lanes read 32 bytes of four rows of Q4_K and Q5_K at once, one of each piece or every other one of the panel. Those are to lie in
+/// different quarters of the 128 bytes that all banks of threadgroup memory have side by side. Of loose rows they read 16 bytes of
+/// eight.
 fn pieces(dtype: DType, stride: usize) -> [usize; 2] {
     const QUARTER: usize = 32;
-    if dtype != DType::Q4_K || !stride.is_multiple_of(QUARTER) {
+    if is_loose(dtype) {
+        return scattered(stride);
+    }
+    if !matches!(dtype, DType::Q4_K | DType::Q5_K) || !stride.is_multiple_of(QUARTER) {
         return [0, PANEL * stride];
     }
     [2, (PANEL / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
+}
+
+/// Pieces of which the first eight rows, by turns one of each, have four words where fewest banks are asked for several words.
+fn scattered(stride: usize) -> [usize; 2] {
+    let of_halvings = |halvings: usize| {
+        let bytes = (PANEL >> halvings) * stride;
+        let suits = halvings == 0 || bytes.is_multiple_of(16) && ((8 >> halvings) * stride).is_multiple_of(4);
+        let steps = if halvings == 0 { 0..1 } else { 0..8 };
+        steps.filter(move |_| suits).map(move |step| [halvings, bytes + 16 * step])
+    };
+    let all = (0..3).flat_map(of_halvings);
+    all.min_by_key(|&[halvings, bytes]| (most_of_a_bank(stride, [halvings, bytes]), bytes << halvings))
+        .unwrap_or([0, PANEL * stride])
+}
+
+/// Words of one bank at most that lanes ask for at once, of those rows.
+fn most_of_a_bank(stride: usize, [halvings, piece_bytes]: [usize; 2]) -> usize {
+    const BANKS: usize = 32;
+    let mut asked = [0; BANKS];
+    for row in 0..8 {
+        let begin = (row % (1 << halvings)) * piece_bytes + (row >> halvings) * stride;
+        (0..4).for_each(|word| asked[(begin / 4 + word) % BANKS] += 1);
+    }
+    asked.into_iter().max().unwrap_or(0)
 }
 
 impl Ring {
@@ -106,6 +142,24 @@ mod tests {
                 quarters.sort_unstable();
                 assert_eq!(quarters, [0, 1, 2, 3], "{cols} columns, rows from {first} on");
             }
+        }
+    }
+
+    #[test]
+    fn loose_rows_meet_few_others_in_a_bank() {
+        for (dtype, cols, most) in [
+            (DType::MXFP4, 2048, 1),
+            (DType::MXFP4, 2880, 3),
+            (DType::MXFP4, 288, 2),
+            (DType::Q8_0, 768, 1),
+            (DType::Q8_0, 2048, 2),
+        ] {
+            let stride = dtype.row_bytes(0, cols).unwrap();
+            let [halvings, piece_bytes] = pieces(dtype, stride);
+            assert!(piece_bytes >= (PANEL >> halvings) * stride && piece_bytes.is_multiple_of(16));
+            // Rows eight apart, which a lane has, begin equally far from a word.
+            assert!(((8 >> halvings) * stride).is_multiple_of(4));
+            assert_eq!(most_of_a_bank(stride, [halvings, piece_bytes]), most, "{dtype} {cols}");
         }
     }
 }

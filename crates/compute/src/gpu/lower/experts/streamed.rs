@@ -1,7 +1,7 @@
 //! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
 
 use super::few::{FewExperts, by_warp};
-use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS};
+use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS, is_loose};
 use crate::DType;
 use crate::gpu::arguments::{
     ActivationConstants, EnterExpertsConstants, RouteConstants, StreamDownConstants, StreamGateUpConstants,
@@ -11,7 +11,8 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::kernels::{ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering};
 use crate::gpu::memory::{
-    ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
+    ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, SCALED_COLUMNS, f16_bytes,
+    most_panel_tiles, most_places,
 };
 use crate::graph::{Activation, MatrixSpec, Routing, Weighted};
 
@@ -25,22 +26,32 @@ const MOST_CHOOSING: usize = 32;
 const MOST_CHOSEN: usize = 8192;
 /// Columns of a warp.
 const COLUMNS: usize = 256;
-/// Bytes of a warp's sums, two of each panel, and of its activations' of Q6_K, for every token.
+/// Bytes of a warp's sums, two of each panel, for every token.
 const KEPT: usize = 2 * PANELS * 16 * 4;
-const ACTIVATION_SUMS: usize = 16 * 4;
+
+/// Bytes of sums of a warp's activations, for every token.
+fn activation_sums(dtype: DType) -> usize {
+    let count = match dtype {
+        DType::Q6_K => 16,
+        DType::Q8_0 => 8,
+        _ => 0,
+    };
+    count * size_of::<f32>()
+}
 
 /// Pairs of a tile: eight where experts have few pairs, so that most have no more, as measured on an H200.
 fn tile(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { PANEL_TOKENS } else { PANEL_TILE }
 }
 
-/// How groups multiply a matrix of which a unit has `panels` panels a team that has `most_warps`, by tiles of `tile` tokens; nothing if
-/// it does not suit the kernels.
-fn ring(matrix: &ExpertMatrix, panels: usize, most_warps: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
+/// How groups multiply a matrix of which a unit has `panels` panels a team, by tiles of `tile` tokens; nothing if it does not suit the
+/// kernels.
+fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
     let MatrixSpec { dtype, cols, .. } = matrix.matrix;
-    let sums = if dtype == DType::Q6_K { ACTIVATION_SUMS } else { 0 };
-    let suits = cols.is_multiple_of(COLUMNS) && cols / COLUMNS <= most_warps;
-    Ring::new(matrix, [panels, cols / COLUMNS], tiles, tile * (KEPT + sums)).filter(|_| suits)
+    let warps = cols.div_ceil(COLUMNS);
+    let suits =
+        warps <= WIDE_WARPS && cols.is_multiple_of(if is_loose(dtype) { SCALED_COLUMNS } else { COLUMNS });
+    Ring::new(matrix, [panels, warps], tiles, tile * (KEPT + activation_sums(dtype))).filter(|_| suits)
 }
 
 impl Lowering<'_> {
@@ -71,17 +82,16 @@ impl Lowering<'_> {
         // Panels, which may come after gate and up, take tiles of 16.
         let wanted = tile(pairs, experts);
         let tiles_of = |tile| [most_panel_tiles(pairs, experts, tile), tile];
-        let second = ring(down, PANELS, MOST_WARPS, tiles_of(wanted));
+        let second = ring(down, PANELS, tiles_of(wanted));
         let tokens = if second.is_some() { wanted } else { PANEL_TILE };
         let [most, _] = tiles_of(tokens);
         let places = most_places(pairs, experts);
         let block_rows = self.rows.next_multiple_of(PANEL_TOKENS);
-        let first =
-            ring(up, 1, WIDE_WARPS, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
+        let first = ring(up, 1, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
         let [_, down_name] = self.few_encodings(e.set)?;
         let suits = experts <= MOST_TILED_EXPERTS
             && self.rows <= MOST_ROWS
-            && e.biases.is_none()
+            && (e.biases.is_none() || [up, down].iter().all(|part| is_loose(part.matrix.dtype)))
             && 2 * block_rows <= places
             && e.mlp.activation != Activation::SquaredRelu;
         if !suits {
@@ -105,7 +115,7 @@ impl Lowering<'_> {
         };
         let norm_weight = norm.map_or(self.input(0), |norm| self.vector(norm.weight));
         // Tokens row by row come after their blocks, in memory for rows of all places.
-        let plain = x.at(2 * block_rows * e.x.width());
+        let plain = x.at(f16_bytes(self.rows, e.x.width()));
         let buffers = [from, norm_weight, table, ids, x, plain, scale, list, tiles, logits, weights];
         let routes = choice.is_some();
         let constants =
@@ -115,18 +125,20 @@ impl Lowering<'_> {
         let mut body = vec![enter.over([self.rows + 1, 1, 1], 1024)];
         self.entered = Some(e.x);
 
+        let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
+        let has_bias = e.biases.is_some();
         let ActivationConstants { kind, alpha, limit } = e.mlp.activation.into();
         let product = TensorGateUpConstants {
             gate: gate.part,
             up: up.part,
             share: top_k,
-            has_bias: false,
+            has_bias,
             activation: kind,
             alpha,
             limit,
             weighs: e.mlp.weighted == Weighted::Input,
         };
-        let buffers = [plain, scale, list, tiles, slots, table, weights, products];
+        let buffers = [plain, scale, list, tiles, slots, table, weights, gate_bias, up_bias, products];
         let constants = &StreamGateUpConstants { product, ring: first.constants };
         let kernel = match (tokens, first.warps()) {
             (PANEL_TILE, ..=MOST_WARPS) => "stream_gate_up_16",
@@ -142,12 +154,14 @@ impl Lowering<'_> {
             body.extend(self.panel_down(scratch, e, down_name));
             return Some(body);
         };
-        let buffers = [products, list, tiles, slots, table, e.outputs];
-        let constants = &StreamDownConstants { part: down.part, ring: second.constants };
+        let buffers = [products, list, tiles, slots, table, down_bias, e.outputs];
+        let constants = &StreamDownConstants { part: down.part, has_bias, ring: second.constants };
         let kernel = match (tokens, second.warps()) {
             (PANEL_TILE, ..=FEW_WARPS) => "stream_down_16_few",
-            (PANEL_TILE, _) => "stream_down_16",
-            _ => "stream_down_8",
+            (PANEL_TILE, ..=MOST_WARPS) => "stream_down_16",
+            (PANEL_TILE, _) => "stream_down_16_wide",
+            (_, ..=MOST_WARPS) => "stream_down_8",
+            _ => "stream_down_8_wide",
         };
         let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel, buffers: &buffers, constants };
         body.push(self.over_ring(launch, &second));
