@@ -142,6 +142,8 @@ arguments! {
     JointDownConstants {
         part: PartConstants,
         tokens: usize,
+        top_k: usize,
+        routes: bool,
         summed: bool,
         has_residual: bool,
         weighs: bool,

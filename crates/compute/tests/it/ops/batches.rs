@@ -117,7 +117,9 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     };
     // Of the last ones a multiprocessor has one group.
     let wide = [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].map(|(dtype, inner)| of(12, 8, dtype, inner));
-    let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide);
+    // More experts than a warp chooses among: they are known before.
+    let known = [of(130, 3, Q6_K, 256)];
+    let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide).chain(known);
     // Gates of as many pieces as a warp has lanes, and of fewer.
     let gates = [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192)];
     let gates = gates

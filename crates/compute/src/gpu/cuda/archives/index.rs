@@ -166,6 +166,6 @@
     unit!("tensor_decode", "68cbbd3284c64c52", ["tensor_decode_128", "tensor_decode_128_beside", "tensor_decode_128_beside_q8_0", "tensor_decode_128_q8_0", "tensor_decode_64", "tensor_decode_64_q8_0"]),
     unit!("early", "b7b1251a5afed88e", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
     unit!("joint_rows", "00571badfd12da51", ["joint_products_affine4", "joint_products_affine8", "joint_products_k_quants", "joint_products_mixed", "joint_products_mxfp4", "joint_products_mxfp4_planes", "joint_products_nvfp4", "joint_products_q4_0", "joint_products_q4_k", "joint_products_q5_0", "joint_products_q5_k", "joint_products_q6_k", "joint_products_q8_0"]),
-    unit!("joint_experts", "cf9ed73223cb38f0", ["copied_gate_up8_q4_k", "copied_gate_up8_q5_k", "copied_gate_up8_q6_k", "copied_gate_up8_q8_0", "joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
+    unit!("joint_experts", "f0ddc01ea0b97eff", ["copied_gate_up8_q4_k", "copied_gate_up8_q5_k", "copied_gate_up8_q6_k", "copied_gate_up8_q8_0", "joint_down8_q4_k", "joint_down8_q5_k", "joint_down8_q6_k", "joint_down8_q8_0"]),
     unit!("meet", "a1d2a4c0ca39ba04", ["meet"]),
 ]

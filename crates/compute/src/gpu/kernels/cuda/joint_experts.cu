@@ -1,6 +1,6 @@
 // Routed experts of 2 to 8 tokens whose weights pass through shared memory, and down projections of one: what `few_experts.h`
 // does, with the same bits. Down projections are read once for all tokens that chose an expert; groups
-// choose the experts of all tokens for themselves, by the logits of the router.
+// choose the experts of all tokens for themselves, by the logits of the router, or know them.
 #define WEIGHTS_IN_SHARED_MEMORY
 #define WITHOUT_KERNELS
 #include "few_experts.h"
@@ -15,14 +15,14 @@ struct JointPairs {
     uint* listed;
     // (JOINT_PAIRS): where its expert begins.
     uint* slots;
-    // (JOINT_PAIRS): the experts of pairs, a byte each, by token and rank.
+    // (JOINT_PAIRS): the experts of pairs by token and rank, a byte each where they are chosen here, else two.
     uchar* experts;
 };
 
 #define JOINT_MEMORY(name)                             \
     SHARED(uint, name##_listed, JOINT_PAIRS);          \
     SHARED(uint, name##_slots, JOINT_PAIRS);           \
-    SHARED(uint, name##_experts, JOINT_PAIRS / 4 + 4); \
+    SHARED(uint, name##_experts, JOINT_PAIRS / 2 + 4); \
     const JointPairs name = {name##_listed, name##_slots, (uchar*)name##_experts};
 
 // How many bytes of w are less than those of e; all are less than 128.
@@ -61,10 +61,32 @@ DEVICE void list_pairs(CTX, const RouteConstants& c, const uint* table, const fl
     barrier(ctx);
 }
 
+// The same of experts that are known: ids (count).
+DEVICE void list_known_pairs(CTX, const uint* table, const uint* ids, uint count, const JointPairs& m) {
+    ushort* const experts = (ushort*)m.experts;
+    const uint own = ctx.thread(), none = 0xffff, expert = own < count ? ids[own] : none;
+    if (own < (count + 1) / 2 * 2) experts[own] = (ushort)expert;
+    barrier(ctx);
+    if (own < count) {
+        const uint slot = table[expert];
+        uint to = 0;
+        for (uint i = 0; i < count; i += 2) {
+            const uint two = *(const uint*)(experts + i), first = two & none, second = two >> 16;
+            to += first < expert || (first == expert && i < own) ? 1 : 0;
+            to += second < expert || (second == expert && i + 1 < own) ? 1 : 0;
+        }
+        m.listed[to] = own;
+        m.slots[to] = slot;
+    }
+    barrier(ctx);
+}
+
 // Rows are a multiple of the group's warps, and so many rows of an expert a multiple of 16 bytes.
 struct JointDownConstants {
     Part part;
-    uint tokens;
+    uint tokens, top_k;
+    // Whether experts are chosen here, by `route`.
+    uint routes;
     // Whether the pairs of a token are summed, whose experts are all there; else each that is there has an output of its own.
     uint summed;
     uint has_residual, weighs;
@@ -170,14 +192,15 @@ DEVICE float pair_rows(CTX, const Part& part, const uchar* rows, const Activatio
 template <uint D>
 DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, const float* logits,
                         const JointDownMemory& m, const JointPairs& pairs) {
-    uint count = c.tokens * c.route.top_k;
+    uint count = c.tokens * c.top_k;
     const uint stride = c.part.format.strides[0], cols = c.part.format.cols;
     uchar* const rows = m.rows + ctx.warp() * warp_bytes(stride, cols, c.brings);
     uchar* const own_bytes = rows + copied_rows(stride);
     float* const own_scales = (float*)(own_bytes + padded_bytes(cols));
     ulong* const bar = m.bars + ctx.warp();
     if (ctx.thread() < JOINT_WARPS) expect_copies(m.bars + ctx.thread(), 1);
-    list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
+    if (c.routes) list_pairs(ctx, c.route, b.table, logits, c.tokens, pairs);
+    else list_known_pairs(ctx, b.table, b.ids, count, pairs);
     if (!c.summed) count = leave_absent(ctx, count, pairs, m.counts);
     const auto ask_rows = [&](uint at) {
         if (at >= count) return;
@@ -232,8 +255,8 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
     }
     if (ctx.lane() >= c.tokens) return;
     float total = 0.0f;
-    for (uint k = 0; k < c.route.top_k; ++k) {
-        const uint pair = ctx.lane() * c.route.top_k + k;
+    for (uint k = 0; k < c.top_k; ++k) {
+        const uint pair = ctx.lane() * c.top_k + k;
         total = fma_of(m.weights[pair], m.products[pair * JOINT_ROWS + ctx.warp()], total);
     }
     b.out[to] = total + residual;
@@ -293,13 +316,13 @@ CONSTANT uint COPIED_COLUMNS = 2048;
 // Dynamic memory: the warps' rows, and the products of all pairs.
 #define JOINT_EXPERTS(name, D)                                                                                  \
     KERNEL_AHEAD(joint_down8_##name, JointDownConstants, (const uchar, slots), (const uint, table),             \
-                 (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual),  \
-                 (float, out), (const float, logits)) {                                                         \
+                 (const uint, ids), (const uchar, bytes), (const float, scales), (const float, weights),        \
+                 (const float, residual), (float, out), (const float, logits)) {                                \
         SHARED(ulong, bars, JOINT_WARPS);                                                                       \
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
         SHARED(uint, counts, JOINT_WARPS);                                                                      \
         JOINT_MEMORY(pairs);                                                                                    \
-        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out}; \
+        const DownBuffers b = {slots, table, ids, bytes, scales, weights, nullptr, residual, nullptr, out};     \
         const uint each = warp_bytes(c.part.format.strides[0], c.part.format.cols, c.brings);                   \
         float* const products = (float*)(dynamic + JOINT_WARPS * each);                                         \
         const JointDownMemory m = {dynamic, bars, products, own_weights, counts};                               \
