@@ -13,6 +13,7 @@ use crate::io::file::ReadMode;
 use crate::io::queue::QueueKind;
 use crate::models::vision::projector;
 use crate::models::{self, Model};
+use crate::placement::Placement;
 use crate::speculation::SpecType;
 use crate::{Error, Result};
 
@@ -105,13 +106,24 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Whether a layer that drafts may be there: unless it was asked for, only where it takes nothing that experts could have. Devices
+    /// with memory of their own see to that when they compile it.
+    fn has_room_to_draft(&self, model: &Model, backend: &dyn Backend) -> bool {
+        let holds_all = |placement: Placement| placement.slots.holds_all(&model.experts.shapes());
+        self.spec_type == SpecType::Mtp
+            || backend.has_own_memory()
+            || Placement::new(model, backend, self).is_ok_and(holds_all)
+    }
+
     /// Records the model of a checkpoint with what these options ask for.
     ///
     /// # Errors
     /// As [`models::record`](crate::models::record); [`Error::Option`] for what the backend or the checkpoint has not.
     pub(crate) fn record(&self, checkpoint: Arc<Checkpoint>, backend: &dyn Backend) -> Result<Model> {
         if self.picture_pixels.is_none() {
-            return self.spec_type.record(checkpoint, backend, self.context);
+            let model = self.spec_type.record(Arc::clone(&checkpoint), backend, self.context)?;
+            let takes_room = model.draft.is_some() && !self.has_room_to_draft(&model, backend);
+            return if takes_room { models::record_for(checkpoint, self.context) } else { Ok(model) };
         }
         let refused =
             |option, expected: &str, got| Err(Error::Option { option, expected: expected.to_owned(), got });

@@ -443,10 +443,19 @@ fn the_layer_is_in_the_budget() {
         }
     };
     let (off, auto, mtp) = (least(SpecType::Off), least(SpecType::Auto), least(SpecType::Mtp));
-    assert!(off < mtp && auto == mtp, "{off} {auto} {mtp}");
-    let options = Options { memory: Some(mtp), ..options(SpecType::Mtp, 4) };
-    let options = Options { context: Some(128), ..options };
-    answer(&mut model(folder.path(), &options), "0123", &greedy(20));
+    assert!(off < mtp && auto == off, "{off} {auto} {mtp}");
+    // Unless it is asked for, it takes nothing that experts could have.
+    let open = |spec_type, memory| {
+        model(folder.path(), &Options { memory, context: Some(128), ..options(spec_type, 4) })
+    };
+    let (expected, _) = answer(&mut open(SpecType::Off, None), "0123", &greedy(20));
+    for (spec_type, memory, drafts) in
+        [(SpecType::Mtp, Some(mtp), true), (SpecType::Auto, Some(mtp), false), (SpecType::Auto, None, true)]
+    {
+        let mut model = open(spec_type, memory);
+        let (got, _) = answer(&mut model, "0123", &greedy(20));
+        assert_eq!((&got, model.engine.has_draft_layer()), (&expected, drafts), "{spec_type}, {memory:?}");
+    }
 }
 
 #[test]
