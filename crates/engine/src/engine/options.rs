@@ -107,11 +107,11 @@ impl Default for Options {
 
 impl Options {
     /// Whether a layer that drafts may be there: unless it was asked for, only where it takes nothing that experts could have. Devices
-    /// with memory of their own see to that when they compile it.
+    /// with slots of their own see to that when they compile it.
     fn has_room_to_draft(&self, model: &Model, backend: &dyn Backend) -> bool {
         let holds_all = |placement: Placement| placement.slots.holds_all(&model.experts.shapes());
         self.spec_type == SpecType::Mtp
-            || backend.has_own_memory()
+            || backend.has_own_slots()
             || Placement::new(model, backend, self).is_ok_and(holds_all)
     }
 

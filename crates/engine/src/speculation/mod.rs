@@ -47,7 +47,8 @@ pub enum SpecType {
     Ngram,
     /// Always, by the checkpoint's own layer that predicts further tokens (multi-token prediction, "nextn").
     Mtp,
-    /// As `Mtp` or `Ngram`, but only where that is measured to be faster, and where checkpoint and backend can.
+    /// As `Mtp` or `Ngram`, but only where that is measured to be faster, and where checkpoint and backend can; by the layer only where
+    /// it takes no room from experts.
     Auto,
 }
 
@@ -276,7 +277,7 @@ impl Engine {
         self.speculator.kind
     }
 
-    /// Whether a layer of the model can draft: with [`SpecType::Auto`] on a GPU only where it takes no room from experts.
+    /// Whether a layer of the model can draft: with [`SpecType::Auto`] only where it takes no room from experts.
     pub fn has_draft_layer(&self) -> bool {
         self.drafter.is_some()
     }

@@ -223,7 +223,7 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         moe_case(3, 2, [Q4_K, Q4_K, Q6_K], 512, 256),
         // Rows that GPUs share among more warps than two groups of a multiprocessor have.
         moe_case(6, 2, [Q4_K, Q4_K, Q6_K], 4096, 256).on_hardware(),
-        moe_case(6, 2, [Q4_K, Q4_K, Q5_K], 64 * 4, 2560).on_hardware(),
+        moe_case(6, 2, [Q4_K, Q4_K, Q5_K], 256, 2560).on_hardware(),
         moe_case(6, 2, [Q5_K, Q5_K, Q5_K], 512, 256).on_hardware(),
         moe_case(12, 2, [Q5_K, Q5_K, Q8_0], 768, 512).on_hardware(),
         moe_case(6, 2, [Q8_0; 3], 352, 288).on_hardware(),
