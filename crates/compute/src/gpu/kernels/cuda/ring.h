@@ -89,17 +89,20 @@ static __device__ __forceinline__ void ring_wait(unsigned bar, unsigned phase) {
         : "memory");
 }
 // Starts to copy a unit's panels, of rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins. Pieces have a
-// multiple of 16 bytes.
+// multiple of 16 bytes. Nothing reads them again before the next batch: the cache is to keep other things.
 template <class From>
 static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned stride, const RingConstants& s, From from) {
     const unsigned panels = s.teams * RING_PANELS, bytes = (RING_PANEL >> s.halvings) * stride;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * RING_PANEL * stride) : "memory");
+    unsigned long long once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     for (unsigned panel = 0; panel < panels; panel++) {
         const unsigned char* piece = from(panel);
         for (unsigned i = 0; i < 1u << s.halvings; i++, piece += bytes, to += s.piece_bytes)
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                         "l"(piece), "r"(bytes), "r"(bar)
-                         : "memory");
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                "l"(piece), "r"(bytes), "r"(bar), "l"(once)
+                : "memory");
     }
 }
 
