@@ -10,10 +10,12 @@ use std::ops::Range;
 
 use super::{
     NextJob,
-    int8::{DotRows, Format, Lanes, SUBS, Scales, Tile, dot, exact_dots, zero_point},
-    k_quants::{Q4K, Q5K, Q6K},
+    codebooks::{Codebook, Coded, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs},
+    int8::{DotRows, Format, Lanes, SUBS, Scales, Shape, Tile, dot, exact_dots, zero_point},
+    k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Nibbles, Q4, Q5, Q8},
     mxfp4::{Mxfp4, Mxfp4Planes},
+    non_linear::{Iq4Nl, Iq4Xs},
     tile::{NextRows, TILE_COLS, TileRows, get, put},
 };
 use crate::cpu::{
@@ -29,12 +31,23 @@ const WARP: usize = 32;
 pub(crate) fn has_pieces(simd: Simd, dtype: DType, cols: usize) -> bool {
     let known = matches!(
         dtype,
-        DType::Q4_K
+        DType::Q2_K
+            | DType::Q3_K
+            | DType::Q4_K
             | DType::Q5_K
             | DType::Q6_K
             | DType::Q8_0
             | DType::Q4_0
             | DType::Q5_0
+            | DType::IQ1_S
+            | DType::IQ1_M
+            | DType::IQ2_XXS
+            | DType::IQ2_XS
+            | DType::IQ2_S
+            | DType::IQ3_XXS
+            | DType::IQ3_S
+            | DType::IQ4_NL
+            | DType::IQ4_XS
             | DType::MXFP4
             | DType::MXFP4_Planes
     );
@@ -44,7 +57,7 @@ pub(crate) fn has_pieces(simd: Simd, dtype: DType, cols: usize) -> bool {
 /// Pieces of a row.
 pub(crate) fn pieces_of(dtype: DType, cols: usize) -> usize {
     match dtype {
-        DType::Q4_K | DType::Q5_K | DType::Q6_K => cols / 64,
+        DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K => cols / 64,
         _ => cols / 32,
     }
 }
@@ -85,12 +98,23 @@ pub(crate) fn multiply_pieces(simd: Simd, job: &PieceRows<'_>, out: &mut [f32]) 
         return Err(Error::Unsupported { what: "a product by pieces", dtype });
     }
     match dtype {
+        DType::Q2_K => simd.run(Multiply { job, format: Q2K, out }),
+        DType::Q3_K => simd.run(Multiply { job, format: Q3K, out }),
         DType::Q4_K => simd.run(Multiply { job, format: Q4K, out }),
         DType::Q5_K => simd.run(Multiply { job, format: Q5K, out }),
         DType::Q6_K => simd.run(Multiply { job, format: Q6K, out }),
         DType::Q8_0 => simd.run(Multiply { job, format: Q8, out }),
         DType::Q4_0 => simd.run(Multiply { job, format: Q4, out }),
         DType::Q5_0 => simd.run(Multiply { job, format: Q5, out }),
+        DType::IQ1_S => simd.run(Multiply { job, format: Coded(Iq1S), out }),
+        DType::IQ1_M => simd.run(Multiply { job, format: Coded(Iq1M), out }),
+        DType::IQ2_XXS => simd.run(Multiply { job, format: Coded(Iq2Xxs), out }),
+        DType::IQ2_XS => simd.run(Multiply { job, format: Coded(Iq2Xs), out }),
+        DType::IQ2_S => simd.run(Multiply { job, format: Coded(Iq2S), out }),
+        DType::IQ3_XXS => simd.run(Multiply { job, format: Coded(Iq3Xxs), out }),
+        DType::IQ3_S => simd.run(Multiply { job, format: Coded(Iq3S), out }),
+        DType::IQ4_NL => simd.run(Multiply { job, format: Iq4Nl, out }),
+        DType::IQ4_XS => simd.run(Multiply { job, format: Iq4Xs, out }),
         DType::MXFP4 => simd.run(Multiply { job, format: Mxfp4, out }),
         _ => simd.run(Multiply { job, format: Mxfp4Planes, out }),
     }
@@ -161,21 +185,57 @@ impl Pieces for Q5K {
     }
 }
 
+/// Sixteen columns of each quarter of half a block that has integer scales, added to what is there already.
+#[inline(always)]
+fn quarters<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize, before: Option<I::F>) -> I::F {
+    let (first, part) = (p / 2 * 4, p % 2);
+    let [d, _] = columns.tile.factors(isa);
+    let scale = |sub: usize| isa.mul(d, columns.tile.scale(isa, 2 * sub + part));
+    let dots = |sub: usize| columns.scaled(isa, sub, part);
+    let mut sum = match before {
+        Some(before) => isa.mul_add(scale(first), dots(first), before),
+        None => isa.mul(scale(first), dots(first)),
+    };
+    for sub in first + 1..first + 4 {
+        sum = isa.mul_add(scale(sub), dots(sub), sum);
+    }
+    sum
+}
+
+impl Pieces for Q2K {
+    const PIECE: usize = 64;
+
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        let Columns { tile, blocks, .. } = columns;
+        let (first, part) = (p / 2 * 4, p % 2);
+        // That of minima is negative.
+        let [_, less] = tile.factors(isa);
+        let minimum = |sub: usize| isa.mul(less, tile.bias(isa, 2 * sub + part));
+        let sum = |sub: usize| isa.splat(blocks[sub].sums[part] as f32 * blocks[sub].scale);
+        let mut minima = isa.mul(minimum(first), sum(first));
+        for sub in first + 1..first + 4 {
+            minima = isa.mul_add(minimum(sub), sum(sub), minima);
+        }
+        quarters(isa, columns, p, Some(minima))
+    }
+}
+
+impl Pieces for Q3K {
+    const PIECE: usize = 64;
+
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        quarters(isa, columns, p, None)
+    }
+}
+
 impl Pieces for Q6K {
     const PIECE: usize = 64;
 
-    /// Sixteen columns of each quarter of half a block.
     #[inline(always)]
     fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        let (first, part) = (p / 2 * 4, p % 2);
-        let [d, _] = columns.tile.factors(isa);
-        let scale = isa.mul(d, columns.tile.scale(isa, 2 * first + part));
-        let mut sum = isa.mul(scale, columns.scaled(isa, first, part));
-        for sub in first + 1..first + 4 {
-            let scale = isa.mul(d, columns.tile.scale(isa, 2 * sub + part));
-            sum = isa.mul_add(scale, columns.scaled(isa, sub, part), sum);
-        }
-        sum
+        quarters(isa, columns, p, None)
     }
 }
 
@@ -183,6 +243,35 @@ impl Pieces for Q8 {
     #[inline(always)]
     fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
         isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
+    }
+}
+
+impl Pieces for Iq4Nl {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
+    }
+}
+
+impl Pieces for Iq4Xs {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        let [d, _] = columns.tile.factors(isa);
+        let scale = isa.mul(d, columns.tile.scale(isa, p));
+        isa.mul(scale, columns.scaled(isa, p, 0))
+    }
+}
+
+impl<B: Codebook> Pieces for Coded<B> {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        let [d, _] = columns.tile.factors(isa);
+        let scale = |i: usize| isa.mul(d, columns.tile.scale(isa, i));
+        if !<B::Shape as Shape>::HALVES {
+            return isa.mul(scale(p), columns.scaled(isa, p, 0));
+        }
+        let first = isa.mul(scale(2 * p), columns.scaled(isa, p, 0));
+        isa.mul_add(scale(2 * p + 1), columns.scaled(isa, p, 1), first)
     }
 }
 
@@ -320,7 +409,7 @@ impl<F: Pieces> Kernel for AddColumns<'_, F> {
                 let half = &mut halves[k / 4];
                 *half = dot::<I, F::Shape>(isa, *half, tile.codes(sub).get(isa, k), x);
             }
-            dots[sub] = if <F::Shape as super::int8::Shape>::HALVES {
+            dots[sub] = if <F::Shape as Shape>::HALVES {
                 [isa.to_f32(halves[0]), isa.to_f32(halves[1])]
             } else {
                 [isa.to_f32(isa.add_u(halves[0], halves[1])), isa.splat(0.0)]

@@ -32,17 +32,17 @@
     X(fp8,          FP8,          15,      no,    no,  yes, no) \
     X(q4_1,         Q4_1,         16,      no,    no,  yes, no) \
     X(q5_1,         Q5_1,         17,      no,    no,  yes, no) \
-    X(iq4_nl,       IQ4_NL,       18,      no,    no,  yes, no) \
-    X(iq4_xs,       IQ4_XS,       19,      no,    no,  yes, no) \
-    X(q2_k,         Q2_K,         7,       no,    no,  yes, no) \
-    X(q3_k,         Q3_K,         8,       no,    no,  yes, no) \
-    X(iq2_xxs,      IQ2_XXS,      20,      no,    no,  yes, no) \
-    X(iq2_xs,       IQ2_XS,       21,      no,    no,  yes, no) \
-    X(iq2_s,        IQ2_S,        22,      no,    no,  yes, no) \
-    X(iq3_xxs,      IQ3_XXS,      23,      no,    no,  yes, no) \
-    X(iq3_s,        IQ3_S,        24,      no,    no,  yes, no) \
-    X(iq1_s,        IQ1_S,        25,      no,    no,  yes, no) \
-    X(iq1_m,        IQ1_M,        26,      no,    no,  yes,  no)
+    X(iq4_nl,       IQ4_NL,       18,      bytes, no,  yes, no) \
+    X(iq4_xs,       IQ4_XS,       19,      bytes, yes, yes, no) \
+    X(q2_k,         Q2_K,         7,       bytes, yes, yes, no) \
+    X(q3_k,         Q3_K,         8,       bytes, yes, yes, no) \
+    X(iq2_xxs,      IQ2_XXS,      20,      bytes, no,  yes, no) \
+    X(iq2_xs,       IQ2_XS,       21,      bytes, no,  yes, no) \
+    X(iq2_s,        IQ2_S,        22,      bytes, no,  yes, no) \
+    X(iq3_xxs,      IQ3_XXS,      23,      bytes, no,  yes, no) \
+    X(iq3_s,        IQ3_S,        24,      bytes, no,  yes, no) \
+    X(iq1_s,        IQ1_S,        25,      bytes, no,  yes, no) \
+    X(iq1_m,        IQ1_M,        26,      bytes, no,  yes,  no)
 // clang-format on
 
 // What follows, if a column says so.

@@ -1,7 +1,7 @@
 // Pieces of rows of weights times activations of eight bits: what decoding spends its time on.
 //
 // Activations come in blocks of 32 columns: their bytes, and for each block its scale d and d · Σ q. A *piece* of a row
-// is what a lane takes at once: 32 columns, of Q4_K, Q5_K and Q6_K 64.
+// is what a lane takes at once: 32 columns, of blocks of 256 columns but IQ4_XS' 64.
 #pragma once
 #include "weights.h"
 
@@ -63,30 +63,65 @@ DEVICE Word4 fifth_bits(const Word4 low, const Word4 high, uint bit) {
 // Bytes of 0..64, less 32.
 DEVICE uint less_32(uint q) { return (q + 0x60606060u) ^ 0x80808080u; }
 
+// Bytes of 0..8, less 4.
+DEVICE uint less_4(uint q) { return (q + 0x7c7c7c7cu) ^ 0x80808080u; }
+
 // Elements 0, 2, 4, 6 of the eight bytes a, b, or 1, 3, 5, 7.
 DEVICE uint even_bytes(uint a, uint b) { return pick(a, b, 0x6420u); }
 DEVICE uint odd_bytes(uint a, uint b) { return pick(a, b, 0x7531u); }
+// The same from element `first` on, 0 or 1.
+DEVICE uint every_other(uint a, uint b, uint first) { return first == 0 ? even_bytes(a, b) : odd_bytes(a, b); }
 
 // Bytes of a and b by turns: the first two of each, or the last two.
 DEVICE uint first_by_turns(uint a, uint b) { return pick(a, b, 0x5140u); }
 DEVICE uint last_by_turns(uint a, uint b) { return pick(a, b, 0x7362u); }
 
-// What an encoding needs of the blocks of a piece's activations.
+// What an encoding needs of the blocks of a piece's activations: their scales and scaled sums, of Q2_K of sixteen columns each.
 struct BlockScales {
-    float scales[4], sums[2];
+    float scales[4], sums[4];
 };
 
 // The activations of a piece: sixteen columns each, and their blocks'.
 struct Chunk {
     Word4 a, b, c, d;
     BlockScales of;
+    // Of Q3_K: what whole numbers begin with, as codes are four more than values.
+    int less[4];
 };
 
 // Whether pieces have 32 columns, so that a lane can have read several before it multiplies one.
 template <uint D>
 DEVICE bool small_pieces() {
-    return D != Q4_K && D != Q5_K && D != Q6_K;
+    return D != Q2_K && D != Q3_K && D != Q4_K && D != Q5_K && D != Q6_K;
 }
+
+// Whether sixteen columns have a scale of their own, and a piece is sixteen columns of each quarter of half a block.
+template <uint D>
+DEVICE constexpr bool is_quartered() {
+    return D == Q2_K || D == Q3_K || D == Q6_K;
+}
+
+// Whether a code of four bits names one of NON_LINEAR.
+template <uint D>
+DEVICE constexpr bool is_non_linear() {
+    return D == IQ4_NL || D == IQ4_XS;
+}
+
+// Whether codes stand for several values of a codebook.
+template <uint D>
+DEVICE constexpr bool is_coded() {
+    return D >= IQ2_XXS && D <= IQ1_M;
+}
+
+// Whether both halves of a piece of 32 columns have a scale of their own.
+template <uint D>
+DEVICE constexpr bool has_two_scales() {
+    return D == NVFP4 || D == IQ2_XS || D == IQ2_S || D == IQ1_M;
+}
+
+// A whole number of less than 2²² as a float, from its sum with EXACT: exact, and cheaper than a conversion.
+CONSTANT int EXACT = 0x4b400000;
+DEVICE float exact_float(int v) { return as_float((uint)v) - 12582912.0f; }
 
 template <uint D>
 DEVICE uint pieces_of(const Format f) {
@@ -97,6 +132,29 @@ DEVICE uint pieces_of(const Format f) {
 template <uint D>
 DEVICE bool in_three_turns(uint pieces) {
     return small_pieces<D>() && pieces > 64 && pieces <= 96;
+}
+
+// What products make of a chunk before they multiply it by rows.
+template <uint D>
+DEVICE Chunk completed(Chunk k) {
+    if (D == Q2_K || D == Q3_K) {
+        const uint one = 0x01010101u;
+        const Word4 ones = {one, one, one, one};
+        const int sums[4] = {dot16(ones, k.a), dot16(ones, k.b), dot16(ones, k.c), dot16(ones, k.d)};
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            k.of.sums[i] = product_of(exact_float(sums[i] + EXACT), k.of.scales[i]);
+            k.less[i] = -4 * sums[i];
+        }
+    } else if (D == MXFP4 || is_non_linear<D>()) {
+        // In the order of nibbles.
+        const Word4 low = k.a, high = k.b;
+        k.a = {first_by_turns(low.x, high.x), last_by_turns(low.x, high.x), first_by_turns(low.y, high.y),
+               last_by_turns(low.y, high.y)};
+        k.b = {first_by_turns(low.z, high.z), last_by_turns(low.z, high.z), first_by_turns(low.w, high.w),
+               last_by_turns(low.w, high.w)};
+    }
+    return k;
 }
 
 template <uint D, class X>
@@ -113,8 +171,7 @@ DEVICE Chunk chunk_of(const X x, uint p) {
         k.of.sums[0] = both.y;
         k.of.scales[1] = both.z;
         k.of.sums[1] = both.w;
-    } else if (D == Q6_K) {
-        // Sixteen columns of each quarter of half a block.
+    } else if (is_quartered<D>()) {
         const uint first = p / 2 * 4, column = first * 32 + 16 * (p % 2);
         k.a = columns16(x, column);
         k.b = columns16(x, column + 32);
@@ -128,18 +185,10 @@ DEVICE Chunk chunk_of(const X x, uint p) {
     } else {
         k.a = columns16(x, 32 * p);
         k.b = columns16(x, 32 * p + 16);
-        if (D == MXFP4) {
-            // In the order of nibbles.
-            const Word4 low = k.a, high = k.b;
-            k.a = {first_by_turns(low.x, high.x), last_by_turns(low.x, high.x), first_by_turns(low.y, high.y),
-                   last_by_turns(low.y, high.y)};
-            k.b = {first_by_turns(low.z, high.z), last_by_turns(low.z, high.z), first_by_turns(low.w, high.w),
-                   last_by_turns(low.w, high.w)};
-        }
         k.of.scales[0] = x.scales[2 * p];
         k.of.sums[0] = x.scales[2 * p + 1];
     }
-    return k;
+    return completed<D>(k);
 }
 
 // Bits of a nibble in the lowest bit of a byte each.
@@ -151,6 +200,14 @@ DEVICE Word4 with_fifths(const Word4 nibbles, uint high) {
                nibbles.z | spread_bits(high >> 8 & 15) << 4, nibbles.w | spread_bits(high >> 12 & 15) << 4};
     return r;
 }
+
+// What is read of a row for a piece. Reading is apart from multiplying, so that many reads are under way at once.
+struct Raw {
+    Word4 a, b, c, d, e;
+    // Four scales, a byte each.
+    uint bytes;
+    float scale, bias;
+};
 
 // Twice the magnitudes of four-bit floats (E2M1), a byte each.
 CONSTANT uint DOUBLED_LOW = 0x03020100u, DOUBLED_HIGH = 0x0c080604u;
@@ -176,6 +233,108 @@ DEVICE SignedSums add_e2m1(uint v, uint w, const Word4 x, const SignedSums sums)
     return add_e2m1(w, x.z, x.w, add_e2m1(v, x.x, x.y, sums));
 }
 
+// The values that the lowest four nibbles name, a byte each.
+DEVICE uint non_linear(uint nibbles) {
+    const uint negative = pick(0xbfad9881u, 0xf6eaddcfu, nibbles), positive = pick(0x26190d01u, 0x71594535u, nibbles);
+    return pick(negative, positive, (nibbles >> 1 & 0x4444u) | 0x3210u);
+}
+
+// Adds the values of the codes of a word times the columns a and b, in the order of nibbles.
+DEVICE int add_non_linear(uint w, uint a, uint b, int sum) {
+    return dot4(non_linear(w >> 16), b, dot4(non_linear(w), a, sum));
+}
+
+// Eight values of a codebook, a signed byte each.
+struct CodedBytes {
+    uint low, high;
+};
+
+// Eight ranks of two bits, a nibble each.
+DEVICE uint spread_ranks(uint ranks) {
+    const uint bytes = (ranks | ranks << 8) & 0x00ff00ffu, nibbles = (bytes | bytes << 4) & 0x0f0f0f0fu;
+    return (nibbles | nibbles << 2) & 0x33333333u;
+}
+
+// Bytes of 1..128, those negated whose bit says so.
+DEVICE uint signed_bytes(uint magnitudes, uint signs) {
+    const uint negative = spread_bits(signs & 15);
+    return (magnitudes ^ negative * 255) + negative;
+}
+
+// Four magnitudes of IQ3's ranks, which have three bits.
+template <uint D>
+DEVICE uint four_of(uint ranks) {
+    const uint nibbles = (ranks & 7) | (ranks & 0x38) << 1 | (ranks & 0x1c0) << 2 | (ranks & 0xe00) << 3;
+    return D == IQ3_S ? pick(0x07050301u, 0x0f0d0b09u, nibbles) : pick(0x1c140c04u, 0x3e342c24u, nibbles);
+}
+
+// Values 8i..8i + 8 of a piece. Those of IQ1 are eight times as large, with what they are shifted by.
+template <uint D>
+DEVICE CodedBytes coded_bytes(const Raw r, uint i) {
+    const uint code = r.a.x >> (8 * i) & 255;
+    uint signs = 0;
+    CodedBytes e;
+    if (D == IQ1_S || D == IQ1_M) {
+        const uint of = D == IQ1_S ? (r.a.y >> (3 * i) & 7) | (r.a.y >> 12 & 8) : r.a.y >> (4 * i) & 15;
+        const uint nibbles = spread_ranks(CODEBOOKS[IQ1_BOOK + (code | (of & 7) << 8)]);
+        const uint values = of & 8 ? 0x0007fff7u : 0x000901f9u;
+        e.low = pick(values, 0, nibbles);
+        e.high = pick(values, 0, nibbles >> 16);
+        return e;
+    }
+    if (D == IQ3_XXS || D == IQ3_S) {
+        const uint two = (i < 2 ? r.a.x : r.a.y) >> (16 * (i % 2));
+        uint first = two & 255, second = two >> 8 & 255;
+        if (D == IQ3_XXS) {
+            signs = even_signs(r.a.z >> (7 * i));
+            first += IQ3_XXS_BOOK;
+            second += IQ3_XXS_BOOK;
+        } else {
+            const uint high = r.bytes >> (2 * i);
+            signs = r.a.z >> (8 * i);
+            first += IQ3_S_BOOK + (high & 1) * 256;
+            second += IQ3_S_BOOK + (high >> 1 & 1) * 256;
+        }
+        e.low = four_of<D>(CODEBOOKS[first]);
+        e.high = four_of<D>(CODEBOOKS[second]);
+    } else {
+        uint entry = 0;
+        if (D == IQ2_XXS) {
+            entry = IQ2_XXS_BOOK + code;
+            signs = even_signs(r.a.y >> (7 * i));
+        } else if (D == IQ2_XS) {
+            const uint word = (i < 2 ? r.a.x : r.a.y) >> (16 * (i % 2));
+            entry = IQ2_XS_BOOK + (word & 511);
+            signs = even_signs(word >> 9);
+        } else {
+            entry = IQ2_S_BOOK + (code | (r.a.z >> (2 * i) & 3) << 8);
+            signs = r.a.y >> (8 * i);
+        }
+        const uint nibbles = spread_ranks(CODEBOOKS[entry]);
+        e.low = pick(0x002b1908u, 0, nibbles);
+        e.high = pick(0x002b1908u, 0, nibbles >> 16);
+    }
+    e.low = signed_bytes(e.low, signs);
+    e.high = signed_bytes(e.high, signs >> 4);
+    return e;
+}
+
+// Adds values 8i..8i + 8 of a piece times their columns.
+template <uint D>
+DEVICE int add_coded(const Raw r, uint i, uint x, uint y, int sum) {
+    const CodedBytes e = coded_bytes<D>(r, i);
+    return dot4(e.high, y, dot4(e.low, x, sum));
+}
+
+// Codes of two bits, those `shift` bits on.
+DEVICE Word4 two_bits(const Word4 a, uint shift) { return and4(shift4(a, shift), 0x03030303u); }
+// The same with third bits: bits `bit` of each byte of `high`.
+DEVICE Word4 three_bits(const Word4 a, const Word4 high, uint shift, uint bit) {
+    const Word4 low = two_bits(a, shift), h = and4(shift4(high, bit), 0x01010101u);
+    Word4 r = {low.x | h.x << 2, low.y | h.y << 2, low.z | h.z << 2, low.w | h.w << 2};
+    return r;
+}
+
 // Six-bit values: low nibbles with bits 0 and 1 of each byte of `high`, less 32.
 DEVICE Word4 six_bits(const Word4 low, const Word4 high) {
     const Word4 h = and4(high, 0x03030303u);
@@ -184,13 +343,68 @@ DEVICE Word4 six_bits(const Word4 low, const Word4 high) {
     return r;
 }
 
-// What is read of a row for a piece. Reading is apart from multiplying, so that many reads are under way at once.
-struct Raw {
-    Word4 a, b, c, d, e;
-    // Four scales, a byte each.
-    uint bytes;
-    float scale, bias;
-};
+// Scales of sixteen columns of each quarter of half `n` of a block of Q3_K, six bits each, from the two bytes before them, whatever
+// they are, and themselves.
+DEVICE uint q3_scales(const Word4 w, uint n, uint part) {
+    const uint first = w.x >> 16 | w.y << 16, second = w.y >> 16 | w.z << 16, third = w.z >> 16 | w.w << 16;
+    const uint low = every_other(first, second, part) >> (4 * n) & 0x0f0f0f0fu;
+    // Bytes `part` and `part` + 2: bits 4n.. of both, then bits 4n + 2...
+    const uint two = every_other(third, third >> 2, part) >> (4 * n) & 0x03030303u;
+    return low | two << 4;
+}
+
+// The scale of columns 32i..32i + 32 of a block of IQ4_XS.
+DEVICE float iq4_xs_scale(GPTR(const uchar) b, uint i) {
+    const uint head = load_u32(b, 0), scale = (load_u32(b, 4) >> (4 * i) & 15) | (head >> (16 + 2 * i) & 3) << 4;
+    return product_of(f16_to_f32((ushort)head), (float)((int)scale - 32));
+}
+
+// Four bytes of which every second begins at an even address.
+DEVICE uint load_two_u16(GPTR(const uchar) p, uint offset) { return load_u16(p, offset) | load_u16(p, offset + 2) << 16; }
+
+// Columns 32i..32i + 32 of a block of 256 of an encoding with a codebook: codes, signs and bits of codes, and what odd whole numbers
+// are multiplied by, or the only scale.
+template <uint D>
+DEVICE Raw coded_raw(GPTR(const uchar) b, uint i) {
+    Raw r;
+    const uint at = 2 + (D == IQ1_S || D == IQ2_S ? 4 : 8) * i;
+    if (D == IQ1_M) {
+        uint bits = 0;
+        for (uint k = 0; k < 4; ++k) bits |= load_u16(b, 48 + 2 * k) >> 12 << (4 * k);
+        r.scale = 0.125f * f16_to_f32((ushort)bits);
+        r.a.x = load_two_u16(b, 4 * i);
+        r.a.y = load_u16(b, 32 + 2 * i);
+        r.bytes = load_u16(b, 48 + i / 2 * 2) >> (6 * (i % 2)) & 63;
+        return r;
+    }
+    const float d = half_at(b, 0);
+    r.a.x = load_two_u16(b, at);
+    if (D == IQ1_S) {
+        r.a.y = load_u16(b, 34 + 2 * i);
+        r.scale = 0.125f * d * (float)(2 * (r.a.y >> 12 & 7) + 1);
+        return r;
+    }
+    if (D != IQ2_S) r.a.y = load_two_u16(b, at + 4);
+    if (D == IQ2_XXS) {
+        r.scale = 0.125f * d * (float)(2 * (r.a.y >> 28) + 1);
+    } else if (D == IQ2_XS) {
+        r.scale = 0.125f * d;
+        r.bytes = b[66 + i];
+    } else if (D == IQ2_S) {
+        r.a.y = load_two_u16(b, 34 + 4 * i);
+        r.a.z = b[66 + i];
+        r.scale = 0.125f * d;
+        r.bytes = b[74 + i];
+    } else if (D == IQ3_XXS) {
+        r.a.z = load_two_u16(b, 66 + 4 * i);
+        r.scale = 0.25f * d * (float)(2 * (r.a.z >> 28) + 1);
+    } else {
+        r.a.z = load_two_u16(b, 74 + 4 * i);
+        r.bytes = b[66 + i];
+        r.scale = d * (float)(2 * (b[106 + i / 2] >> (i % 2 * 4) & 15) + 1);
+    }
+    return r;
+}
 
 template <uint D>
 DEVICE Raw raw_of(const Format f, const Row row, uint p) {
@@ -216,6 +430,31 @@ DEVICE Raw raw_of(const Format f, const Row row, uint p) {
         const GPTR(const uchar) sc = b + (192 + 8 * n + part);
         r.bytes = (uint)sc[0] | (uint)sc[2] << 8 | (uint)sc[4] << 16 | (uint)sc[6] << 24;
         r.scale = half_at(b, 208);
+    } else if (D == Q2_K) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * 84;
+        const uint n = p % 4 / 2, part = p % 2;
+        r.a = load_loose(b, 16 + 32 * n + 16 * part);
+        r.bytes = every_other(load_u32(b, 8 * n), load_u32(b, 8 * n + 4), part);
+        r.scale = half_at(b, 80);
+        r.bias = half_at(b, 82);
+    } else if (D == Q3_K) {
+        // Blocks of 110 bytes.
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * 110;
+        const uint n = p % 4 / 2, part = p % 2;
+        r.a = load_loose(b, 32 + 32 * n + 16 * part);
+        r.b = load_loose(b, 16 * part);
+        r.bytes = q3_scales(load_loose(b, 94), n, part);
+        r.scale = half_at(b, 108);
+    } else if (D == IQ4_XS) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 8) * 136;
+        r.a = load_loose(b, 8 + 16 * (p % 8));
+        r.scale = iq4_xs_scale(b, p % 8);
+    } else if (D == IQ4_NL) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)p * 18;
+        r.a = load_loose(b, 2);
+        r.scale = half_at(b, 0);
+    } else if (is_coded<D>()) {
+        r = coded_raw<D>(row.plane0 + (ulong)(p / 8) * code_block(D), p % 8);
     } else if (D == Q8_0) {
         const GPTR(const uchar) b = row.plane0 + (ulong)p * 34;
         r.a = load_loose(b, 2);
@@ -282,6 +521,26 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
         dots.v[1] = dot16(six_bits(and4(r.b, 0x0f0f0f0fu), shift4(r.c, 2)), x.b);
         dots.v[2] = dot16(six_bits(and4(shift4(r.a, 4), 0x0f0f0f0fu), shift4(r.c, 4)), x.c);
         dots.v[3] = dot16(six_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d);
+    } else if (D == Q2_K) {
+        dots.v[0] = dot16(two_bits(r.a, 0), x.a);
+        dots.v[1] = dot16(two_bits(r.a, 2), x.b);
+        dots.v[2] = dot16(two_bits(r.a, 4), x.c);
+        dots.v[3] = dot16(two_bits(r.a, 6), x.d);
+    } else if (D == Q3_K) {
+        const uint bit = p % 4 / 2 * 4;
+        dots.v[0] = x.less[0] + dot16(three_bits(r.a, r.b, 0, bit), x.a);
+        dots.v[1] = x.less[1] + dot16(three_bits(r.a, r.b, 2, bit + 1), x.b);
+        dots.v[2] = x.less[2] + dot16(three_bits(r.a, r.b, 4, bit + 2), x.c);
+        dots.v[3] = x.less[3] + dot16(three_bits(r.a, r.b, 6, bit + 3), x.d);
+    } else if (is_non_linear<D>()) {
+        const int first = add_non_linear(r.a.y, x.a.z, x.a.w, add_non_linear(r.a.x, x.a.x, x.a.y, 0));
+        dots.v[0] = add_non_linear(r.a.w, x.b.z, x.b.w, add_non_linear(r.a.z, x.b.x, x.b.y, first));
+    } else if (is_coded<D>()) {
+        const int first = add_coded<D>(r, 1, x.a.z, x.a.w, add_coded<D>(r, 0, x.a.x, x.a.y, 0));
+        const int second = add_coded<D>(r, 3, x.b.z, x.b.w,
+                                        add_coded<D>(r, 2, x.b.x, x.b.y, has_two_scales<D>() ? 0 : first));
+        dots.v[0] = has_two_scales<D>() ? first : second;
+        dots.v[1] = second;
     } else if (D == Q8_0) {
         dots.v[0] = dot16(r.a, x.a) + dot16(r.b, x.b);
     } else if (D == Q4_0) {
@@ -311,9 +570,6 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
     return dots;
 }
 
-// A whole number of less than 2²² as a float, from its sum with EXACT: exact, and cheaper than a conversion.
-CONSTANT int EXACT = 0x4b400000;
-DEVICE float exact_float(int v) { return as_float((uint)v) - 12582912.0f; }
 // A byte as a float, 2²³ more and as it is; and times `scale`, which has no more than sixteen bits, so that nothing is rounded:
 // `far` is -2²³ · scale.
 DEVICE float far_byte(uint v) { return as_float(0x4b000000u | v); }
@@ -322,13 +578,13 @@ DEVICE float scaled_byte(uint v, float scale, float far) { return fma_of(far_byt
 
 // What the whole numbers of a piece are multiplied by, and what the scaled sums of its activations: the same for all tokens.
 struct PieceScales {
-    float of[4], less[2];
+    float of[4], less[4];
 };
 
 // Of Raw only what scales it is read.
 template <uint D>
 DEVICE PieceScales piece_scales(const Raw r, uint p) {
-    PieceScales k = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}};
+    PieceScales k = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
     if (D == Q4_K || D == Q5_K) {
         const uint s = p % 4 * 2;
         const float d = f16_to_f32((ushort)r.a.x), dmin = f16_to_f32((ushort)(r.a.x >> 16));
@@ -346,9 +602,24 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
 #pragma unroll
         for (uint i = 0; i < 4; ++i)
             k.of[i] = product_of(r.scale, far_byte((r.bytes >> (8 * i) & 255) ^ 128) - 8388736.0f);
+    } else if (D == Q2_K) {
+        const float far = -8388608.0f * r.scale, far_min = -8388608.0f * r.bias;
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            k.of[i] = scaled_byte(r.bytes >> (8 * i) & 15, r.scale, far);
+            k.less[i] = scaled_byte(r.bytes >> (8 * i + 4) & 15, r.bias, far_min);
+        }
+    } else if (D == Q3_K) {
+#pragma unroll
+        for (uint i = 0; i < 4; ++i)
+            k.of[i] = product_of(r.scale, far_byte(r.bytes >> (8 * i) & 255) - 8388640.0f);
     } else if (D == NVFP4) {
         k.of[0] = product_of(r.scale, e4m3(r.bytes & 255));
         k.of[1] = product_of(r.scale, e4m3(r.bytes >> 8));
+    } else if (D == IQ2_XS || D == IQ2_S || D == IQ1_M) {
+        const uint bits = D == IQ1_M ? 3 : 4, mask = (1u << bits) - 1;
+        k.of[0] = product_of(r.scale, (float)(2 * (r.bytes & mask) + 1));
+        k.of[1] = product_of(r.scale, (float)(2 * (r.bytes >> bits) + 1));
     } else {
         k.of[0] = r.scale;
         if (D == Q4_0) k.less[0] = product_of(8.0f, r.scale);
@@ -371,12 +642,18 @@ DEVICE float scaled_dots(const PieceScales k, const BlockScales x, const PieceDo
         return fma_of(k.of[0], first, second);
     }
     float sum = product_of(k.of[0], first);
-    if (D == Q6_K) {
+    if (D == Q2_K) {
+        float less = product_of(k.less[0], x.sums[0]);
+#pragma unroll
+        for (uint i = 1; i < 4; ++i) less = fma_of(k.less[i], x.sums[i], less);
+        sum = fma_of(k.of[0], first, -less);
+    }
+    if (is_quartered<D>()) {
 #pragma unroll
         for (uint i = 1; i < 4; ++i) sum = fma_of(k.of[i], product_of(exact_float(dots.v[i]), x.scales[i]), sum);
     }
     // Of the same block of activations.
-    if (D == NVFP4) return fma_of(k.of[1], product_of(exact_float(dots.v[1]), x.scales[0]), sum);
+    if (has_two_scales<D>()) return fma_of(k.of[1], product_of(exact_float(dots.v[1]), x.scales[0]), sum);
     if (D == Q4_0 || D == Q5_0 || D == AFFINE4 || D == AFFINE8) return fma_of(-k.less[0], x.sums[0], sum);
     return sum;
 }

@@ -14,10 +14,18 @@ use crate::support::weights::{affine, dtypes, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
 fn encodings() -> Vec<DType> {
-    use DType::{MXFP4, MXFP4_Planes, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
+    use DType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS};
+    use DType::{MXFP4, MXFP4_Planes, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
     let affine = [affine(4, 64, Half::BF16), affine(8, 32, Half::F16)];
-    let of_files = [Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, MXFP4, MXFP4_Planes].into_iter().chain(affine);
-    of_files.chain([DType::NVFP4 { matrix: MatrixScale::Divisor }]).chain(grouped_integers()).collect()
+    let of_files = [Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, IQ4_NL, IQ4_XS, MXFP4, MXFP4_Planes];
+    let coded = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S];
+    of_files
+        .into_iter()
+        .chain(coded)
+        .chain(affine)
+        .chain([DType::NVFP4 { matrix: MatrixScale::Divisor }])
+        .chain(grouped_integers())
+        .collect()
 }
 
 /// The same bits with all rows at once, in pieces of different sizes, and row by row.
@@ -103,7 +111,7 @@ fn few_rows_that_share_large_weights_have_the_bits_of_single_rows() {
 }
 
 fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, counts: &[usize]) {
-    use DType::{Q4_K, Q5_K, Q6_K, Q8_0};
+    use DType::{IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
     let Some((_, device)) = devices.into_iter().find(|(name, _)| *name == CUDA) else { return };
     // Rows of as many pieces as a warp has lanes, of more, and of so many that activations find no room beside each other.
     let linear = |dtype| {
@@ -119,9 +127,12 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     let wide = [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].map(|(dtype, inner)| of(12, 8, dtype, inner));
     // More experts than a warp chooses among: they are known before.
     let known = [of(130, 3, Q6_K, 256)];
-    let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide).chain(known);
+    let low = [Q2_K, Q3_K, IQ4_XS].map(|dtype| of(6, 2, dtype, 768));
+    let experts =
+        experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide).chain(known).chain(low);
     // Gates of as many pieces as a warp has lanes, and of fewer.
-    let gates = [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192)];
+    let gates =
+        [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192), (Q2_K, 2048), (Q3_K, 2048), (IQ4_XS, 1024)];
     let gates = gates
         .map(|(dtype, hidden)| moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96], ExpertMlp::default()));
     for case in encodings().into_iter().flat_map(linear).chain(experts).chain(gates) {

@@ -261,11 +261,14 @@ pub fn moe_experts_with_biases() -> Vec<Case> {
         (5, 2, Q8_0, [64, 96]),
         (4, 2, MXFP4_Planes, [96, 64]),
         (6, 2, MXFP4, [352, 288]),
-        // Tiles of eight pairs.
-        (12, 2, MXFP4, [704, 320]),
     ];
-    // Rows of more warps than two groups of a multiprocessor have.
-    let large = [(6, 2, MXFP4, [2880, 544]), (12, 2, MXFP4, [96, 2592]), (6, 2, MXFP4, [2048, 2592])];
+    // Tiles of eight pairs; rows of more warps than two groups of a multiprocessor have.
+    let large = [
+        (12, 2, MXFP4, [704, 320]),
+        (6, 2, MXFP4, [2880, 544]),
+        (12, 2, MXFP4, [96, 2592]),
+        (6, 2, MXFP4, [2048, 2592]),
+    ];
     let large = large.into_iter().map(|of| case(of).on_hardware());
     all.into_iter().map(case).chain(large).collect()
 }

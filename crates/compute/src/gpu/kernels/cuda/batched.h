@@ -58,6 +58,30 @@ DEVICE Share share_of(const Format f, const Row row, uint p, uint t) {
         const uint low = load_loose_u32(b, 192 + 8 * n) >> 8 * part, high = load_loose_u32(b, 196 + 8 * n) >> 8 * part;
         s.head.bytes = (low & 255) | (low >> 8 & 0xff00) | (high & 255) << 16 | (high << 8 & 0xff000000u);
         s.head.scale = half_at(b, 208);
+    } else if (D == Q2_K) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * 84;
+        const uint n = p % 4 / 2, part = p % 2;
+        s.w[0] = load_u32(b, 16 + 32 * n + 16 * part + 4 * t);
+        s.head.bytes = every_other(load_u32(b, 8 * n), load_u32(b, 8 * n + 4), part);
+        s.head.scale = half_at(b, 80);
+        s.head.bias = half_at(b, 82);
+    } else if (D == Q3_K) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * 110;
+        const uint n = p % 4 / 2, part = p % 2;
+        s.w[0] = load_loose_u32(b, 32 + 32 * n + 16 * part + 4 * t);
+        s.w[1] = load_loose_u32(b, 16 * part + 4 * t);
+        s.head.bytes = q3_scales(load_loose(b, 94), n, part);
+        s.head.scale = half_at(b, 108);
+    } else if (D == IQ4_XS) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 8) * 136;
+        s.w[0] = load_u32(b, 8 + 16 * (p % 8) + 4 * t);
+        s.head.scale = iq4_xs_scale(b, p % 8);
+    } else if (D == IQ4_NL) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)p * 18;
+        s.w[0] = load_loose_u32(b, 2 + 4 * t);
+        s.head.scale = half_at(b, 0);
+    } else if (is_coded<D>()) {
+        s.head = raw_of<D>(f, row, p);
     } else if (D == Q8_0) {
         const GPTR(const uchar) b = row.plane0 + (ulong)p * 34;
         s.w[0] = load_loose_u32(b, 2 + 8 * t);
@@ -111,7 +135,7 @@ DEVICE uint gathered_nibbles(uint w) {
     return (pairs & 255) | (pairs >> 8 & 0xff00u);
 }
 
-// A row's columns as signed bytes: of 64 columns both runs of 32, of Q6_K four of 16, else one of 32.
+// A row's columns as signed bytes: of 64 columns both runs of 32, of quarters four of 16, else one of 32.
 template <uint D>
 DEVICE Ints4 bytes_of(const Share s, uint p, uint t) {
     Ints4 r = {{0, 0, 0, 0}};
@@ -132,6 +156,26 @@ DEVICE Ints4 bytes_of(const Share s, uint p, uint t) {
         r.v[1] = less_32((s.w[1] & 0x0f0f0f0fu) | (s.w[2] >> 2 & 0x03030303u) << 4);
         r.v[2] = less_32((s.w[0] >> 4 & 0x0f0f0f0fu) | (s.w[2] >> 4 & 0x03030303u) << 4);
         r.v[3] = less_32((s.w[1] >> 4 & 0x0f0f0f0fu) | (s.w[2] >> 6 & 0x03030303u) << 4);
+    } else if (D == Q2_K) {
+#pragma unroll
+        for (uint k = 0; k < 4; ++k) r.v[k] = s.w[0] >> (2 * k) & 0x03030303u;
+    } else if (D == Q3_K) {
+        const uint bit = p % 4 / 2 * 4;
+#pragma unroll
+        for (uint k = 0; k < 4; ++k)
+            r.v[k] = less_4((s.w[0] >> (2 * k) & 0x03030303u) | (s.w[1] >> (bit + k) & 0x01010101u) << 2);
+    } else if (is_non_linear<D>()) {
+        r.v[0] = non_linear(gathered_nibbles(s.w[0]));
+        r.v[1] = non_linear(gathered_nibbles(s.w[0] >> 4));
+    } else if (has_two_scales<D>() && is_coded<D>()) {
+        // Four columns of each half.
+        const CodedBytes low = coded_bytes<D>(s.head, t / 2), high = coded_bytes<D>(s.head, 2 + t / 2);
+        r.v[0] = t % 2 ? low.high : low.low;
+        r.v[1] = t % 2 ? high.high : high.low;
+    } else if (is_coded<D>()) {
+        const CodedBytes own = coded_bytes<D>(s.head, t);
+        r.v[0] = own.low;
+        r.v[1] = own.high;
     } else if (D == Q8_0) {
         r.v[0] = s.w[0];
         r.v[1] = s.w[1];
@@ -179,23 +223,25 @@ DEVICE Word2 columns_of(const BatchX x, uint b, uint token, uint t, bool halves)
 template <uint D, uint T>
 DEVICE void add_piece(CTX, const Share low, const Share high, uint p, const BatchX x, TileSums (&sums)[T / 8]) {
     const uint g = ctx.lane() / 4, t = ctx.lane() % 4;
-    constexpr bool LONG = D == Q4_K || D == Q5_K, HALVES = D == Q4_0 || D == Q5_0 || D == MXFP4;
-    constexpr uint RUNS = LONG || D == NVFP4 ? 2 : D == Q6_K ? 4 : 1;
-    const uint block = LONG ? 2 * p : D == Q6_K ? p / 2 * 4 : p;
+    constexpr bool LONG = D == Q4_K || D == Q5_K, QUARTERED = is_quartered<D>();
+    constexpr bool HALVES = D == Q4_0 || D == Q5_0 || D == MXFP4 || is_non_linear<D>();
+    constexpr uint RUNS = LONG || has_two_scales<D>() ? 2 : QUARTERED ? 4 : 1;
+    const uint block = LONG ? 2 * p : QUARTERED ? p / 2 * 4 : p;
     const Ints4 a = bytes_of<D>(low, p, t), b = bytes_of<D>(high, p, t);
     const PieceScales of_low = piece_scales<D>(low.head, p), of_high = piece_scales<D>(high.head, p);
 #pragma unroll
     for (uint n = 0; n < T / 8; ++n) {
         if (8 * n >= x.count) break;
-        Ints dots[RUNS];
+        Ints dots[RUNS], sums_of[RUNS];
         float scales[2][RUNS], totals[2][RUNS];
 #pragma unroll
         for (uint k = 0; k < RUNS; ++k) {
             const Ints none = {{EXACT, EXACT, EXACT, EXACT}};
-            if (D == Q6_K) {
-                const uint w = x.words[((block + k) * T + 8 * n + g) * 8 + 4 * (p % 2) + t];
+            if (QUARTERED) {
+                const uint w = x.words[((block + k) * T + 8 * n + g) * 8 + 4 * (p % 2) + t], ones = 0x01010101u;
                 dots[k] = multiply_bytes(ctx, a.v[k], b.v[k], w, none);
-            } else if (D == NVFP4) {
+                if (D == Q2_K) sums_of[k] = multiply_bytes(ctx, ones, ones, w, none);
+            } else if (has_two_scales<D>()) {
                 const uint w = x.words[(block * T + 8 * n + g) * 8 + 4 * k + t];
                 dots[k] = multiply_bytes(ctx, a.v[k], b.v[k], w, none);
             } else {
@@ -203,13 +249,18 @@ DEVICE void add_piece(CTX, const Share low, const Share high, uint p, const Batc
                 const Ints4 rows = {{a.v[2 * k], b.v[2 * k], a.v[2 * k + 1], b.v[2 * k + 1]}};
                 dots[k] = multiply_bytes(ctx, rows, w.x, w.y, none);
             }
-            // Sixteen columns of NVFP4 are half of a block.
-            const uint of_run = D == NVFP4 ? block : block + k;
+            // Sixteen columns are half of a block.
+            const uint of_run = has_two_scales<D>() ? block : block + k;
             const Float4 both = load_f32x4(x.scales, (of_run * T + 8 * n + 2 * t) * 2);
             scales[0][k] = both.x;
             totals[0][k] = both.y;
             scales[1][k] = both.z;
             totals[1][k] = both.w;
+            // Of sixteen columns.
+            if (D == Q2_K) {
+                totals[0][k] = product_of(exact_float(sums_of[k].v[0]), both.x);
+                totals[1][k] = product_of(exact_float(sums_of[k].v[1]), both.z);
+            }
         }
 #pragma unroll
         for (uint o = 0; o < 4; ++o) {
@@ -218,7 +269,7 @@ DEVICE void add_piece(CTX, const Share low, const Share high, uint p, const Batc
 #pragma unroll
             for (uint k = 0; k < RUNS; ++k) {
                 of.scales[k] = scales[o % 2][k];
-                if (k < 2) of.sums[k] = totals[o % 2][k];
+                of.sums[k] = totals[o % 2][k];
                 whole.v[k] = dots[k].v[o];
             }
             sums[n].v[o] += scaled_dots<D>(o < 2 ? of_low : of_high, of, whole);

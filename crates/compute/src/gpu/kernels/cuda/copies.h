@@ -118,7 +118,7 @@ DEVICE Chunk padded_chunk(const PaddedActivations& x, uint i, uint t) {
         k.of.sums[0] = both.y;
         k.of.scales[1] = both.z;
         k.of.sums[1] = both.w;
-    } else if (D == Q6_K) {
+    } else if (is_quartered<D>()) {
         const uchar* const own = x.bytes + (320 * i + t / 2 * 160 + t % 2 * 16);
         k.a = sixteen(own);
         k.b = sixteen(own + 32);
@@ -138,7 +138,7 @@ DEVICE Chunk padded_chunk(const PaddedActivations& x, uint i, uint t) {
         k.of.scales[0] = of.x;
         k.of.sums[0] = of.y;
     }
-    return k;
+    return completed<D>(k);
 }
 
 DEVICE int dot16(const Word4 a, const Word4 b, int sum) {

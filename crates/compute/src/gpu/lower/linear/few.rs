@@ -30,7 +30,8 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// Whether the kernel for several encodings has one.
 fn mixes(dtype: DType) -> bool {
-    !matches!(dtype, DType::Q4_0 | DType::Q5_0 | DType::MXFP4 | DType::MXFP4_Planes | DType::NVFP4 { .. })
+    use DType::{Affine, Int, Q4_K, Q5_K, Q6_K, Q8_0};
+    matches!(dtype, Q4_K | Q5_K | Q6_K | Q8_0 | Affine { .. } | Int { .. })
 }
 
 /// The end of the name of the kernel for products with weights of one encoding, or of several.

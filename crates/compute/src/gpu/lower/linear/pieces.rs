@@ -9,7 +9,7 @@ pub(in crate::gpu::lower) fn columns_at_once(dtype: DType) -> usize {
 
 /// Whether it is one of blocks of 256 columns, of which a lane takes 64 at once.
 pub(super) fn is_super_block(dtype: DType) -> bool {
-    dtype.block_len() == 256
+    matches!(dtype, DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K)
 }
 
 /// What a row costs beside others: more where its bytes lie across words.
