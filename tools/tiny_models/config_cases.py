@@ -87,6 +87,14 @@ ROWS: dict[str, list[Row]] = {
     "minimax_m2_basic": rope() + part(0.5) + TIED + keys(norm_topk_prob=False, routed_scaling_factor=3.0),
     "glm4_moe_lite_groups": rope() + TIED + keys("routed_scaling_factor", "norm_topk_prob"),
     "solar_open_yarn": rope() + part(0.5) + TIED + SCALED,
+    "sarvam_moe_groups": rope()
+    + part(1.0)
+    + TIED
+    + keys("routed_scaling_factor", "norm_topk_prob", "rms_norm_eps", num_mtp_layers=1),
+    "sarvam_mla_basic": rope()
+    + TIED
+    + keys(routed_scaling_factor=1.2, rope_interleave=False, norm_topk_prob=False)
+    + [("YaRN by its other name, of transformers' kind", put("rope_scaling", YARN | {"rope_type": "deepseek_yarn"}))],
     "dots1_window": rope() + TIED + keys("sliding_window", "layer_types", max_window_layers=1) + SCALED,
     "hy_v3_basic": rope() + TIED + keys("router_scaling_factor"),
     "qwen2_moe_basic": rope()

@@ -700,6 +700,17 @@ SMALL = [
         converted=True,
         published=configs.BAILING_HYBRID,
     ),
+    # As Ling 2.0, with heads that rotate whole and biases around zero.
+    GgufCase(
+        "sarvam_moe_bf16",
+        "sarvam_moe",
+        92,
+        configs.sarvam_moe(),
+        "BF16",
+        n_tokens=48,
+        converted=True,
+        published=configs.SARVAM_MOE,
+    ),
     # One factor; kinds of layers by default.
     GgufCase(
         "minimax_f32",

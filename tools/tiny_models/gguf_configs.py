@@ -866,6 +866,37 @@ BAILING_HYBRID = dict(
 )
 
 
+def sarvam_moe() -> dict[str, Any]:
+    """Heads as wide together as the hidden state, as llama.cpp has it."""
+    return dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=292,
+    )
+
+
+# The class and the keys of published configurations.
+SARVAM_MOE = dict(
+    architectures=["SarvamMoEForCausalLM"],
+    num_experts=8,
+    n_routed_experts=None,
+    num_shared_experts=1,
+    n_shared_experts=None,
+    score_function="sigmoid",
+)
+
+
 def minimax() -> dict[str, Any]:
     """The kinds of layers that files mean that do not list them."""
     return dict(

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.ernie4_5_vl_moe import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration
 from transformers.models.glm4v_moe import Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
 from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
+from transformers.models.hy_v4_vl import HYV4VLConfig, HYV4VLForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.mistral_large4 import MistralLarge4Config, MistralLarge4ForConditionalGeneration
@@ -38,6 +39,7 @@ from .weights import EXPERT_BIAS, correction_biases
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(MistralLarge4Config, MistralLarge4ForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(HYV4VLConfig, HYV4VLForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, exist_ok=True)
@@ -157,6 +159,7 @@ INDEXERS_BY_TOPK = (
     "GlmMoeDsaIndexer",
     "Glm5NextTextIndexer",
     "HYV4Indexer",
+    "HYV4VLIndexer",
     "MiniMaxM3VLIndexer",
     "MistralLarge4TextIndexer",
     "AXK2Indexer",

@@ -23,7 +23,7 @@ PUBLISHED_NAMES = {
     "MiniMaxForCausalLM": "MiniMaxText01ForCausalLM",
 }
 # Those whose configuration transformers would translate to keys that the converter does not read.
-PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM", "BailingHybridForCausalLM")
+PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM", "BailingHybridForCausalLM", "SarvamMoEForCausalLM")
 # Powers of decays, which transformers stores with MiniMax-Text-01.
 STORED_POWERS = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 

@@ -46,6 +46,22 @@ def deepseek_v3(d: Draw) -> dict[str, Any]:
     return config
 
 
+def sarvam_mla(d: Draw) -> dict[str, Any]:
+    config = deepseek_v3(d)
+    d.only(gguf=False, mlx=False)
+    if d.chance(0.3):
+        return config
+    rope = dict(config["rope_parameters"])
+    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    published = {"num_experts": config["n_routed_experts"], "num_shared_experts": config["n_shared_experts"]}
+    published |= {"head_dim": config["kv_lora_rank"] + config["qk_rope_head_dim"]}
+    published |= {"q_head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
+    published |= {"rope_theta": theta, "rope_scaling": {"type": "deepseek_yarn"} | rope if kind == "yarn" else None}
+    unset = dict.fromkeys(("n_routed_experts", "n_shared_experts", "qk_head_dim", "rope_parameters"))
+    d.case = {"config_edits": published | unset, "stacked_experts": False}
+    return config
+
+
 def deepseek_v2(d: Draw) -> dict[str, Any]:
     config = latent(d)
     config["hidden_size"] = config["num_attention_heads"] * d.width(2, 12)

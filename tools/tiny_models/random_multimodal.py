@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from .published import HY_V4_RENAMES
 from .random_draw import Draw
+from .random_streams import hy_v4
 
 QWEN_TOWER = {
     "depth": 1,
@@ -72,5 +74,24 @@ def glm4v_moe(d: Draw) -> dict[str, Any]:
         "patch_size": 2,
         "image_size": 4,
         "out_hidden_size": text["hidden_size"],
+    }
+    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
+
+
+def hy_v4_vl(d: Draw) -> dict[str, Any]:
+    text = hy_v4(d)
+    half = text["qk_rope_head_dim"] // 2
+    text["rope_parameters"] |= {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
+    tied = text["tie_word_embeddings"]
+    d.case = {"stacked_experts": d.chance(), "renames": HY_V4_RENAMES if d.chance() else (), "max_shard_bytes": None}
+    tower = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "out_hidden_size": text["hidden_size"],
+        "patch_size": 2,
+        "spatial_merge_size": 1,
+        "max_image_size": 4,
     }
     return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}

@@ -27,6 +27,27 @@ def glm4_moe(d: Draw) -> dict[str, Any]:
     return config
 
 
+def sarvam_moe(d: Draw) -> dict[str, Any]:
+    config = glm4_moe(d) | {"attention_bias": d.chance(0.2), "use_qk_norm": d.chance(0.8)}
+    part = d.pick(1.0, 1.0, 0.5)
+    config["rope_parameters"] = d.rope(int(config["head_dim"] * part), kinds=PLAIN_KINDS)
+    if part != 1.0:
+        config["rope_parameters"]["partial_rotary_factor"] = part
+    d.only(mlx=False)
+    if d.chance(0.3):
+        # As transformers saves it, by names that converters to GGUF do not know.
+        d.only(gguf=False)
+        return config
+    published = {"num_experts": config["n_routed_experts"], "num_shared_experts": config["n_shared_experts"]}
+    published |= {"use_qkv_bias": config["attention_bias"], "architectures": ["SarvamMoEForCausalLM"]}
+    published |= {"score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    unset = dict.fromkeys(("n_routed_experts", "n_shared_experts", "attention_bias"))
+    d.case = {"config_edits": published | unset, "stacked_experts": False}
+    # llama.cpp's converter takes all of a head to rotate, and wants norms of queries and keys, and no biases.
+    d.only(gguf=part == 1.0 and config["use_qk_norm"] and not config["attention_bias"])
+    return config
+
+
 def minimax_m2(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_local_experts")
     config["head_dim"] = 4 * max(1, config["head_dim"] // 4)

@@ -1,4 +1,4 @@
-"""Full attention, experts scored by a sigmoid or with a correction bias: GLM-4.5, MiniMax-M2, Solar Open, dots.llm1, Hy3, ERNIE 4.5."""
+"""Full attention, experts scored by a sigmoid or with a correction bias: GLM-4.5, Sarvam-30B, MiniMax-M2, Solar Open, dots.llm1, Hy3, ERNIE 4.5."""
 
 from typing import Any
 
@@ -27,6 +27,24 @@ def _glm4_moe(**changes: Any) -> dict[str, Any]:
         num_mtp_layers=0,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    )
+    return base | changes
+
+
+def _sarvam_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=59,
+        hidden_size=24,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        max_position_embeddings=512,
     )
     return base | changes
 
@@ -148,6 +166,42 @@ CASES = [
             },
         ),
         max_shard_bytes=40_000,
+    ),
+    # As published: names of tensors and keys that Ling has; every default that there is.
+    HfCase(
+        "sarvam_moe_basic",
+        "sarvam_moe",
+        311,
+        _sarvam_moe(),
+        published_keys=True,
+        config_edits={"architectures": ["SarvamMoEForCausalLM"], "score_function": "sigmoid"}
+        | {"num_experts": 8, "n_routed_experts": None, "num_shared_experts": 2, "n_shared_experts": None}
+        | {"moe_router_enable_expert_bias": True, "use_qkv_bias": False, "attention_bias": None}
+        | dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group", "use_qk_norm", "partial_rotary_factor"))
+        | dict.fromkeys(("routed_scaling_factor", "norm_topk_prob", "rope_theta", "rope_scaling", "rms_norm_eps")),
+    ),
+    # Names of transformers 5; groups; biases, no norms of queries and keys; half of each head rotates, stretched by YaRN; tied.
+    HfCase(
+        "sarvam_moe_groups",
+        "sarvam_moe",
+        312,
+        _sarvam_moe(
+            num_hidden_layers=2,
+            first_k_dense_replace=0,
+            num_key_value_heads=1,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.4,
+            attention_bias=True,
+            use_qk_norm=False,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters=yarn(partial_rotary_factor=0.5),
+        ),
+        dtype="float32",
+        stacked_experts=True,
     ),
     # As published: rotary_dim, block_sparse_moe names; norms over the whole q and k vectors.
     HfCase("minimax_m2_basic", "minimax_m2", 44, _minimax_m2(), published_keys=True),

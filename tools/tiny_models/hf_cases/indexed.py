@@ -186,6 +186,32 @@ CASES = [
         stacked_experts=True,
         config_edits={"indexer_types": None, "mlp_layer_types": None, "layer_types": None},
     ),
+    # Within the multimodal model, as published: neighbouring channels rotate; an epsilon that shows in the norms of latents too.
+    HfCase(
+        "hy_v4_vl_basic",
+        "hy_v4_vl",
+        314,
+        {
+            "text_config": _hy_v4(
+                num_hidden_layers=2,
+                indexer_types=["full", "shared"],
+                mlp_layer_types=["dense", "sparse"],
+                rms_norm_eps=0.01,
+                rope_parameters={"rope_type": "default", "rope_theta": 900.0, "mrope_section": [1, 1, 1]},
+            ),
+            "vision_config": dict(
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                out_hidden_size=24,
+                patch_size=2,
+                spatial_merge_size=1,
+                max_image_size=4,
+            ),
+        },
+        renames=HY_V4_RENAMES,
+    ),
     # Within the multimodal model, by its published names.
     HfCase(
         "minimax_m3_vl_basic",

@@ -1,9 +1,9 @@
-"""Multi-head latent attention: DeepSeek, Kimi, GLM-4.7-Flash."""
+"""Multi-head latent attention: DeepSeek, Kimi, GLM-4.7-Flash, Sarvam-105B."""
 
 from typing import Any
 
 from ..hf_case import HfCase
-from .shapes import yarn
+from .shapes import yarn, yarn_scaling
 
 
 def _deepseek(**changes: Any) -> dict[str, Any]:
@@ -178,6 +178,25 @@ CASES = [
             rms_norm_eps=0.01,
             routed_scaling_factor=1.8,
         ),
+    ),
+    # As published: another name for YaRN, widths of heads that nothing is made of, keys that Ling has; every default that there is.
+    HfCase(
+        "sarvam_mla_basic",
+        "sarvam_mla",
+        313,
+        _deepseek(
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            max_position_embeddings=128,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7),
+        ),
+        published_keys=True,
+        config_edits={"architectures": ["SarvamMLAForCausalLM"], "head_dim": 24, "q_head_dim": 20}
+        | {"num_experts": 8, "n_routed_experts": None, "num_shared_experts": 2, "n_shared_experts": None}
+        | {"rope_scaling": {"type": "deepseek_yarn"} | yarn_scaling(mscale=1.0, mscale_all_dim=0.7)}
+        | dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group", "q_lora_rank", "qk_head_dim"))
+        | dict.fromkeys(("routed_scaling_factor", "norm_topk_prob", "rope_interleave", "rms_norm_eps")),
     ),
     # An indexer that chooses as many keys as there are.
     HfCase(

@@ -82,12 +82,14 @@ fn route(config: &Config<'_>) -> Result<Route> {
     };
     let scale = config.magnitude("routed_scaling_factor")?;
     let scale = scale.filter(|scale| config.format() != Format::Gguf || *scale != 0.0).unwrap_or(1.0);
-    let normalised = config.flag("norm_topk_prob", false)?;
+    // mlx-lm leaves the weight of a single expert as it is.
+    let several = top_k > 1 || config.format() == Format::Gguf;
+    let normalised = several && config.flag("norm_topk_prob", false)?;
     Ok(Route {
         score: score(config)?,
         groups,
         scale: scale as f32,
-        ..Route::softmax(experts, top_k, normalised && top_k > 1)
+        ..Route::softmax(experts, top_k, normalised)
     })
 }
 

@@ -38,11 +38,26 @@ const DEFAULTS: &KeyDefaults = &[
 ];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let config = &config.with_defaults(DEFAULTS);
-    let d = Decoder::new(config, 1e-5)?;
+    decoder(&config.with_defaults(DEFAULTS), r, Defaults { eps: 1e-5, rotating: 0.5, theta: 1e4 })
+}
+
+/// What families of this kind have in common but default differently.
+pub(super) struct Defaults {
+    /// Epsilon of all norms.
+    pub(super) eps: f64,
+    /// Part of a head that rotates.
+    pub(super) rotating: f64,
+    /// Base of the rotation.
+    pub(super) theta: f64,
+}
+
+/// The whole model.
+pub(super) fn decoder(config: &Config<'_>, r: &mut Recorder, defaults: Defaults) -> Result<Value> {
+    let Defaults { eps, rotating, theta } = defaults;
+    let d = Decoder::new(config, eps)?;
     let gguf = config.format() == Format::Gguf;
-    let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;
-    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+    let rotary_dim = blocks::rotary_dim(config, d.head_dim, rotating)?;
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, theta)?;
     // GGUF has no key for it, and multimodal models do not have it whatever they say.
     let text_part = config.architecture().starts_with("glm4v");
     let qk_norm =
@@ -72,7 +87,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     }
     let logits = blocks::head(r, config, x, table, d.eps)?;
     r.draft(d.layers, |r, layer| {
-        let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+        let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, theta)?;
         let (x, table) = draft::input(r, &d, layer)?;
         let x = blocks::attention(r, &d, layer, x, &AttentionKind { rope, ..kind })?;
         let x = blocks::moe(r, &d, layer, x, &moe)?;

@@ -1,10 +1,12 @@
 //! Hunyuan 4 (Hy4). Residual streams joined by hyper-connections that keep them apart; gated multi-head latent attention
 //! with sinks over the tokens that an indexer chooses, which layers share; DeepSeek-V3's routing over experts with a limited
-//! SwiGLU; a dense first layer.
+//! SwiGLU; a dense first layer. And the text part of Hy4-VL, the same but for an epsilon; multimodal rotary embedding gives text
+//! the positions of plain rotary embedding.
 //!
-//! Source: transformers `modeling_hy_v4.py`; published checkpoints have other names for modules, and GGUF files (architecture
-//! `hy_v4`) a third kind. Published checkpoints rotate neighbouring channels: so do vLLM's `hy_v4` and llama.cpp, with the
-//! weights as they are. transformers rotates halves, which is another model; what it saves of its own is read that way.
+//! Source: transformers `modeling_hy_v4.py`, `modeling_hy_v4_vl.py`; published checkpoints have other names for modules, and
+//! GGUF files (architecture `hy_v4`) a third kind. Published checkpoints rotate neighbouring channels: so do vLLM's `hy_v4` and
+//! llama.cpp, with the weights as they are, and transformers with Hy4-VL. With Hy4 transformers rotates halves, which is another
+//! model; what it saves of its own is read that way.
 
 use moeflux_compute::graph::{Activation, HyperConnection, HyperKind, RopeStyle, Route, Value};
 
@@ -21,8 +23,8 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Hy4",
-    model_types: &["hy_v4"],
+    name: "Hy4, Hy4-VL (text)",
+    model_types: &["hy_v4", "hy_v4_vl", "hy_v4_vl_text"],
     gguf_architectures: &["hy_v4"],
     hidden_act: SILU,
     names: &Names {
@@ -63,6 +65,27 @@ const DEFAULTS: &KeyDefaults = &[
     ("v_head_dim", DefaultValue::Count(256)),
 ];
 
+/// The same of Hy4-VL.
+const VL_DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(18432)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("max_position_embeddings", DefaultValue::Count(262_144)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(2048)),
+    ("qk_nope_head_dim", DefaultValue::Count(192)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(256)),
+    ("index_n_heads", DefaultValue::Count(32)),
+];
+
+/// Whether it is the text part of Hy4-VL.
+fn is_multimodal(config: &Config<'_>) -> bool {
+    config.architecture().starts_with("hy_v4_vl")
+}
+
 /// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
 /// published ones has their parts in another order.
 fn connection(
@@ -81,6 +104,9 @@ fn connection(
 
 /// Which channels form a pair. Published configurations say that attention is gated, which transformers does not ask.
 fn rope_style(config: &Config<'_>) -> Result<RopeStyle> {
+    if is_multimodal(config) {
+        return Ok(RopeStyle::Interleaved);
+    }
     let published = config.format() == Format::Gguf || config.flag("gated_mla", false)?;
     Ok(if config.flag("rope_interleave", published)? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
 }
@@ -104,7 +130,8 @@ fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<Activation>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let config = &config.with_defaults(DEFAULTS);
+    let multimodal = is_multimodal(config);
+    let config = &config.with_defaults(if multimodal { VL_DEFAULTS } else { DEFAULTS });
     let gguf = config.format() == Format::Gguf;
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
@@ -116,7 +143,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         kind: HyperKind::Independent { magnitude: config.number("hc_magnitude")?.unwrap_or(2.0) as f32 },
     };
     let published = r.has("model.layers.0.self_attn.linear_gate");
-    let latent =
+    let mut latent =
         Latent::new(config, r, config.size("num_attention_heads")?, rope_style(config)?)?.with(More {
             sinks: Some(if published { "learnable_sink_param" } else { "sinks" }),
             gate: Some(if published {
@@ -128,6 +155,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             }),
             ..More::default()
         });
+    if multimodal {
+        latent = latent.with_eps(eps);
+    }
     let mut indexer = Indexer::new(config, 16, eps)?;
     if let Some((channels, rope)) = latent.rotation() {
         let first = indexer.index.head_dim.checked_sub(channels);

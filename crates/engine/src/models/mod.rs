@@ -75,6 +75,8 @@ mod qwen3_vl_moe;
 mod qwen4_exp;
 mod recorder;
 mod rope;
+mod sarvam_mla;
+mod sarvam_moe;
 mod solar_open;
 mod step3p7;
 pub(crate) mod vision;
@@ -181,6 +183,8 @@ pub const FAMILIES: &[Family] = &[
     inkling::FAMILY,
     maple::FAMILY,
     minicpm::FAMILY,
+    sarvam_moe::FAMILY,
+    sarvam_mla::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

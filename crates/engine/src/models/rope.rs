@@ -1,8 +1,8 @@
 //! Rotary position embedding: frequencies from a model's configuration.
 //!
 //! Scaling kinds are those of transformers' `modeling_rope_utils.py`: `default`, `linear` (positions divided by a
-//! factor), `dynamic` (NTK), `yarn` (Peng et al. 2023), `llama3` and `longrope` (Ding et al. 2024). Arithmetic is f32
-//! where transformers' is, so that angles agree to the last bits.
+//! factor), `dynamic` (NTK), `yarn` (Peng et al. 2023; `deepseek_yarn` is the same), `llama3` and `longrope` (Ding et al. 2024).
+//! Arithmetic is f32 where transformers' is, so that angles agree to the last bits.
 //!
 //! `dynamic` and `longrope` depend on a sequence's length. Here that is the context asked for, so that a token's angles
 //! do not change while a sequence grows; without one, the context ends where the angles would change.
@@ -98,11 +98,11 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
             (base.iter().map(|f| f / factor).collect(), 1.0)
         }
         Some("llama3") => (llama3(config, &base, &required)?, 1.0),
-        Some("yarn") if !rotary_dim.is_multiple_of(2) => {
+        Some("yarn" | "deepseek_yarn") if !rotary_dim.is_multiple_of(2) => {
             let expected = format!("an even number of rotated channels for YaRN, not {rotary_dim}");
             return Err(config.unsupported("partial_rotary_factor", &expected));
         }
-        Some("yarn") => yarn(config, &base, theta, &required)?,
+        Some("yarn" | "deepseek_yarn") => yarn(config, &base, theta, &required)?,
         Some("longrope" | "su") => longrope(config, &base, &required)?,
         Some(_) => {
             let expected = "default, linear, dynamic, yarn, llama3 or longrope";

@@ -106,6 +106,7 @@ pub(crate) fn is_of_vision(name: &str) -> bool {
     let parts = [
         "visual",
         "vision",
+        "vit.",
         "projector",
         "patch_merge_mlp",
         "patch_merger",
