@@ -100,12 +100,15 @@ const FILL_IN_THE_MIDDLE: &[&str] = &[
 /// Tokens of the harmony format that are part of the visible text.
 const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
+/// The splitting rule whose vocabularies are BPE with `▁` for spaces, whatever their model.
+const SPACED_RULE: &str = "sarvam-moe";
+
 /// What a GGUF file says about its tokenizer, under `tokenizer.ggml.*`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocab {
     /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece, `gemma4` for BPE with `▁` for spaces.
     pub model: String,
-    /// `pre`: name of the splitting rule of a `gpt2` vocabulary.
+    /// `pre`: name of the splitting rule of a `gpt2` vocabulary; `sarvam-moe` makes it one like Gemma's.
     pub pre: String,
     /// `tokens`: text of every token, in order of id.
     pub tokens: Vec<String>,
@@ -225,7 +228,7 @@ enum Algorithm {
         /// Bytes of UTF-8 text for which the vocabulary has no token.
         missing_bytes: Vec<u8>,
     },
-    /// BPE over text whose spaces are `▁`, with tokens for bytes that have none (Gemma 4).
+    /// BPE over text whose spaces are `▁`, with tokens for bytes that have none (Gemma 4, Sarvam).
     Spaced(Box<tokenizers::Tokenizer>),
     Spm(Spm),
 }
@@ -292,7 +295,13 @@ impl Gguf {
         let eom = in_range("eom_token_id", vocab.eom_id)?;
         let pad = in_range("padding_token_id", vocab.pad_id)?;
 
-        let (kinds, mut end_of_generation) = classify(&tokens, &vocab.token_types, &ids);
+        let (mut kinds, mut end_of_generation) = classify(&tokens, &vocab.token_types, &ids);
+        let spaced = vocab.model == "gemma4" || !spm && vocab.pre == SPACED_RULE;
+        if spaced {
+            // Converters may call tokens of bytes normal.
+            let bytes = kinds.iter_mut().zip(&tokens).filter(|(_, text)| byte_token(text).is_some());
+            bytes.for_each(|(kind, _)| *kind = TokenType::Byte);
+        }
         for id in [eom, eot, eos].into_iter().flatten() {
             end_of_generation.retain(|other| *other != id);
             end_of_generation.insert(0, id);
@@ -308,9 +317,9 @@ impl Gguf {
                 return Err(fail(format!("tokenizer.ggml.scores: score of token {id} is NaN")));
             }
             (Algorithm::Spm(Spm::new(ids, vocab.scores, unk)), true)
-        } else if vocab.model == "gemma4" {
+        } else if spaced {
             let unknown = unk.and_then(|id| tokens.get(id as usize)).cloned();
-            (spaced_bpe(ids, &vocab.merges, unknown).map_err(fail)?, true)
+            (spaced_bpe(ids, &vocab.merges, unknown).map_err(fail)?, vocab.model == "gemma4")
         } else {
             let rule = pre_tokenizers::by_name(&vocab.pre).ok_or_else(|| {
                 let known = pre_tokenizers::known_names();

@@ -132,7 +132,7 @@ mod gguf {
 
     /// Merges do not stop at spaces, but at line breaks; characters without a token are bytes.
     #[test]
-    fn spaces_of_gemma_vocabularies_are_characters() {
+    fn spaces_of_gemma_and_sarvam_vocabularies_are_characters() {
         let merges = ["a b", "▁ ab", "ab ▁ab", "\n \n"];
         let mut tokens: Vec<String> =
             ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"].map(String::from).to_vec();
@@ -161,16 +161,23 @@ mod gguf {
             add_space_prefix: Some(false),
             tokens,
         };
-        let tokenizer = tokenizer(vocab).expect("vocabulary");
-        let named = |text: &str, add| -> Vec<String> {
-            let ids = tokenizer.encode(text, add).expect("encodes");
-            assert_eq!(tokenizer.decode(&ids, true).expect("decodes"), text);
-            ids.iter().map(|id| tokenizer.id_to_token(*id).expect("a token").into_owned()).collect()
-        };
-        assert_eq!(named("ab ab", AddSpecial::Yes), ["<bos>", "ab▁ab"]);
-        assert_eq!(named("ab\n\n ab a", AddSpecial::No), ["ab", "\n\n", "▁ab", "▁", "a"]);
-        assert_eq!(named("é", AddSpecial::No), ["<0xC3>", "<0xA9>"]);
-        assert_eq!(tokenizer.eos_ids(), [1, 4]);
+        let mut sarvam =
+            GgufVocab { model: "gpt2".to_owned(), pre: "sarvam-moe".to_owned(), ..vocab.clone() };
+        // As llama.cpp's converter has it.
+        sarvam.token_types.iter_mut().filter(|kind| **kind == 6).for_each(|kind| *kind = 1);
+        for (vocab, begins) in [(vocab, true), (sarvam, false)] {
+            let tokenizer = tokenizer(vocab).expect("vocabulary");
+            let named = |text: &str, add| -> Vec<String> {
+                let ids = tokenizer.encode(text, add).expect("encodes");
+                assert_eq!(tokenizer.decode(&ids, true).expect("decodes"), text);
+                ids.iter().map(|id| tokenizer.id_to_token(*id).expect("a token").into_owned()).collect()
+            };
+            let begin: &[&str] = if begins { &["<bos>"] } else { &[] };
+            assert_eq!(named("ab ab", AddSpecial::Yes), [begin, &["ab▁ab"]].concat());
+            assert_eq!(named("ab\n\n ab a", AddSpecial::No), ["ab", "\n\n", "▁ab", "▁", "a"]);
+            assert_eq!(named("é", AddSpecial::No), ["<0xC3>", "<0xA9>"]);
+            assert_eq!(tokenizer.eos_ids(), [1, 4]);
+        }
     }
 
     #[test]
