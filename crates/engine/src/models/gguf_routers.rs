@@ -96,3 +96,12 @@ fn routers_of_gguf_files_have_llama_cpps_defaults() {
     let none = [("expert_weights_scale", Value::F32(0.0))];
     assert_eq!(route("deepseek2", latent, &none), softmax);
 }
+
+#[test]
+fn the_weight_of_a_single_expert_is_normalised_where_the_file_says_so() {
+    for norm in [false, true] {
+        let keys = [("expert_used_count", Value::U32(1)), ("expert_gating_func", Value::U32(2))];
+        let keys = [&keys[..], &[("expert_weights_norm", Value::Bool(norm))]].concat();
+        assert_eq!(route("bailingmoe2", &["lm_head.weight"], &keys).renormalize, norm);
+    }
+}
