@@ -39,11 +39,12 @@ DEVICE Float8 floats8(GPTR(const float) x, uint i) {
     return r;
 }
 
-// Four numbers of -127..127, rounded to bytes: adding 1.5 · 2²³ leaves the nearest integer in the lowest bits.
-DEVICE uint packed_codes(float a, float b, float d, float e) {
+// Four numbers times a factor that makes them -127..127, rounded to bytes: adding 1.5 · 2²³ leaves the nearest integer in the lowest
+// bits. Products are rounded by themselves, as those of `quantize_block` are.
+DEVICE uint packed_codes(float a, float b, float d, float e, float factor) {
     const float magic = 12582912.0f;
-    return (as_uint(a + magic) & 255) | (as_uint(b + magic) & 255) << 8 | (as_uint(d + magic) & 255) << 16
-         | as_uint(e + magic) << 24;
+    return (as_uint(product_of(a, factor) + magic) & 255) | (as_uint(product_of(b, factor) + magic) & 255) << 8
+         | (as_uint(product_of(d, factor) + magic) & 255) << 16 | as_uint(product_of(e, factor) + magic) << 24;
 }
 
 // Brings a norm's weights nearer: one group does it for all.
@@ -103,8 +104,7 @@ DEVICE float enter_piece(CTX, const Entering e, uint i, uint pieces, SPTR(uint) 
     uint packed[2];
 #pragma unroll
     for (uint j = 0; j < 2; ++j) {
-        packed[j] = packed_codes(v.v[4 * j] * inverse, v.v[4 * j + 1] * inverse, v.v[4 * j + 2] * inverse,
-                                 v.v[4 * j + 3] * inverse);
+        packed[j] = packed_codes(v.v[4 * j], v.v[4 * j + 1], v.v[4 * j + 2], v.v[4 * j + 3], inverse);
     }
     int total = dot4(packed[0], 0x01010101u, dot4(packed[1], 0x01010101u, 0));
     total += (int)lane_xor(ctx, (uint)total, 1u);
