@@ -146,8 +146,20 @@ trait Pieces: Format {
     /// Columns of a piece.
     const PIECE: usize = BLOCK;
 
-    /// The product of piece `p` of a tile.
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F;
+    /// The product of piece `p` of a tile: here of 32 columns with a scale, or with one for each half.
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        let [d, _] = columns.tile.factors(isa);
+        let scale = |i: usize| {
+            let own = columns.tile.scale(isa, i);
+            if Self::Shape::SUPER { isa.mul(d, own) } else { own }
+        };
+        if !Self::Shape::HALVES {
+            return isa.mul(scale(p), columns.scaled(isa, p, 0));
+        }
+        let first = isa.mul(scale(2 * p), columns.scaled(isa, p, 0));
+        isa.mul_add(scale(2 * p + 1), columns.scaled(isa, p, 1), first)
+    }
 }
 
 /// Two sub-blocks of a block that has integer scales and minima.
@@ -239,41 +251,10 @@ impl Pieces for Q6K {
     }
 }
 
-impl Pieces for Q8 {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
-    }
-}
-
-impl Pieces for Iq4Nl {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
-    }
-}
-
-impl Pieces for Iq4Xs {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        let [d, _] = columns.tile.factors(isa);
-        let scale = isa.mul(d, columns.tile.scale(isa, p));
-        isa.mul(scale, columns.scaled(isa, p, 0))
-    }
-}
-
-impl<B: Codebook> Pieces for Coded<B> {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        let [d, _] = columns.tile.factors(isa);
-        let scale = |i: usize| isa.mul(d, columns.tile.scale(isa, i));
-        if !<B::Shape as Shape>::HALVES {
-            return isa.mul(scale(p), columns.scaled(isa, p, 0));
-        }
-        let first = isa.mul(scale(2 * p), columns.scaled(isa, p, 0));
-        isa.mul_add(scale(2 * p + 1), columns.scaled(isa, p, 1), first)
-    }
-}
+impl Pieces for Q8 {}
+impl Pieces for Iq4Nl {}
+impl Pieces for Iq4Xs {}
+impl<B: Codebook> Pieces for Coded<B> {}
 
 impl<const BITS: u32, const BYTES: usize> Pieces for Nibbles<super::int8::Centred, BITS, BYTES> {
     /// Codes are multiplied as they are, and their zero point is subtracted with the sum of the activations.
@@ -288,19 +269,8 @@ impl<const BITS: u32, const BYTES: usize> Pieces for Nibbles<super::int8::Centre
     }
 }
 
-impl Pieces for Mxfp4 {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
-    }
-}
-
-impl Pieces for Mxfp4Planes {
-    #[inline(always)]
-    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0))
-    }
-}
+impl Pieces for Mxfp4 {}
+impl Pieces for Mxfp4Planes {}
 
 struct Multiply<'a, F> {
     job: &'a PieceRows<'a>,
@@ -409,7 +379,7 @@ impl<F: Pieces> Kernel for AddColumns<'_, F> {
                 let half = &mut halves[k / 4];
                 *half = dot::<I, F::Shape>(isa, *half, tile.codes(sub).get(isa, k), x);
             }
-            dots[sub] = if <F::Shape as Shape>::HALVES {
+            dots[sub] = if F::Shape::HALVES {
                 [isa.to_f32(halves[0]), isa.to_f32(halves[1])]
             } else {
                 [isa.to_f32(isa.add_u(halves[0], halves[1])), isa.splat(0.0)]
