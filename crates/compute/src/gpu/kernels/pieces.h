@@ -359,7 +359,7 @@ DEVICE float iq4_xs_scale(GPTR(const uchar) b, uint i) {
     return product_of(f16_to_f32((ushort)head), (float)((int)scale - 32));
 }
 
-// Four bytes of which every second begins at an even address.
+// Four bytes from an even address on.
 DEVICE uint load_two_u16(GPTR(const uchar) p, uint offset) { return load_u16(p, offset) | load_u16(p, offset + 2) << 16; }
 
 // Columns 32i..32i + 32 of a block of 256 of an encoding with a codebook: codes, signs and bits of codes, and what odd whole numbers
