@@ -164,8 +164,9 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn of_words(self, words: [u64; 8]) -> Self::U {
-        let [a, b, c, d, ..] = words.map(|word| word as i64);
-        proven!(_mm256_set_epi64x(d, c, b, a))
+        // Not by `map`, which would be called, and what it calls.
+        let [a, b, c, d, ..] = words;
+        proven!(_mm256_set_epi64x(d as i64, c as i64, b as i64, a as i64))
     }
 
     #[inline(always)]

@@ -190,8 +190,13 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn of_words(self, words: [u64; 8]) -> Self::U {
-        let [a, b, c, d, e, f, g, h] = words.map(|word| word as i64);
-        proven!(_mm512_set_epi64(h, g, f, e, d, c, b, a))
+        // Not by `map`, which would be called, and what it calls.
+        let [a, b, c, d, e, f, g, h] = words;
+        proven!({
+            let low = _mm256_set_epi64x(d as i64, c as i64, b as i64, a as i64);
+            let high = _mm256_set_epi64x(h as i64, g as i64, f as i64, e as i64);
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+        })
     }
 
     #[inline(always)]

@@ -124,6 +124,14 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
+        proven!({
+            let (first, second) = (vld2q_u32(p.cast()), vld2q_u32(p.add(32).cast()));
+            [[first.0, second.0], [first.1, second.1]]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
         proven!([vreinterpretq_u32_u8(vld1q_u8(low)), vreinterpretq_u32_u8(vld1q_u8(low.add(16)))])
     }
@@ -305,6 +313,11 @@ impl Isa for Neon {
             vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a[0]))),
             vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a[1]))),
         ])
+    }
+
+    #[inline(always)]
+    fn f16_pairs_to_f32(self, a: Self::U) -> [Self::F; 2] {
+        [self.f16_to_f32(a), self.f16_to_f32(self.shr::<16>(a))]
     }
 
     #[inline(always)]

@@ -105,6 +105,13 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
+        // SAFETY: by the caller.
+        let pairs = unsafe { p.cast::<[[u32; 2]; LANES]>().read_unaligned() };
+        [pairs.map(|[even, _]| u32::from_le(even)), pairs.map(|[_, odd]| u32::from_le(odd))]
+    }
+
+    #[inline(always)]
     unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
         // SAFETY: by the caller.
         map(unsafe { low.cast::<Self::U>().read_unaligned() }, u32::from_le)
@@ -308,6 +315,11 @@ impl Isa for Portable {
     #[inline(always)]
     fn f16_to_f32(self, a: Self::U) -> Self::F {
         map(a, f16_to_f32)
+    }
+
+    #[inline(always)]
+    fn f16_pairs_to_f32(self, a: Self::U) -> [Self::F; 2] {
+        [map(a, f16_to_f32), map(a, |pair| f16_to_f32(pair >> 16))]
     }
 
     #[inline(always)]
