@@ -189,21 +189,9 @@ fn spread<I: Isa>(isa: I, v: I::U) -> I::U {
 
 /// In every byte, the element of a nibble s e e m as 16 + twice its value.
 #[inline(always)]
-fn code<I: Isa>(isa: I, q: I::U) -> I::U {
-    let ones = isa.splat_u(0x0101_0101);
-    let (b0, b1) = (isa.and(q, ones), isa.and(isa.shr::<1>(q), ones));
-    let (b2, sign) = (isa.and(isa.shr::<2>(q), ones), isa.and(isa.shr::<3>(q), ones));
-    let (not_b1, not_b2) = (isa.xor(b1, ones), isa.xor(b2, ones));
-    // The bits of 0, 1, 2, 3, 4, 6, 8, 12.
-    let bit0 = isa.and(not_b2, b0);
-    let bit1 = isa.or(isa.and(not_b2, b1), isa.and(b2, isa.and(not_b1, b0)));
-    let bit2 = isa.and(b2, isa.or(not_b1, b0));
-    let bit3 = isa.and(b2, b1);
-    let low = isa.or(bit0, isa.shl::<1>(bit1));
-    let high = isa.or(isa.shl::<2>(bit2), isa.shl::<3>(bit3));
-    let positive = isa.or(isa.or(low, high), isa.splat_u(0x1010_1010));
-    // 16 + v becomes 16 − v: complement within five bits gives 15 − v.
-    let two = isa.or(sign, isa.shl::<1>(sign));
-    let five = isa.or(isa.or(two, isa.shl::<2>(two)), isa.shl::<4>(sign));
-    isa.add_u(isa.xor(positive, five), sign)
+fn code<I: Isa>(isa: I, nibbles: I::U) -> I::U {
+    isa.lookup(&CODES, nibbles)
 }
+
+/// [`code`] of every nibble.
+const CODES: [u8; 16] = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4];
