@@ -221,6 +221,11 @@ pub(crate) trait Isa: Copy {
     /// Those 16 bytes are readable for every r below `LANES`.
     unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4];
 
+    /// The even ones of 2 · `LANES` words from `p`, and the odd ones.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 8 · `LANES` bytes.
+    unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2];
     /// 32 bytes from `low` and, if there are sixteen lanes, 32 from `high` above them.
     ///
     /// # Safety
@@ -302,6 +307,8 @@ pub(crate) trait Isa: Copy {
     fn of_bits(self, a: Self::U) -> Self::F;
     /// The f16 in the low half of each lane as f32; the high half is ignored.
     fn f16_to_f32(self, a: Self::U) -> Self::F;
+    /// The f16 in the low halves of all lanes as f32, and those in the high halves.
+    fn f16_pairs_to_f32(self, a: Self::U) -> [Self::F; 2];
 
     /// Every lane `v`.
     fn splat(self, v: f32) -> Self::F;

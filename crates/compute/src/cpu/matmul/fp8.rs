@@ -16,6 +16,22 @@ impl<'a, const COLS: usize> Fp8<'a, COLS> {
     pub(super) fn new(w: TensorView<'a>, scale: BlockScale) -> Self {
         Self { w, scale }
     }
+
+    /// Calls `each` with the number and the value of every scale of a row.
+    pub(super) fn scales(self, row: usize, mut each: impl FnMut(usize, f32)) {
+        let bytes = self.w.row(1, row);
+        let mut all = |kind: BlockScale| {
+            for (i, bytes) in bytes.chunks_exact(kind.bytes()).enumerate() {
+                each(i, scale_of(kind, bytes));
+            }
+        };
+        // Each loop knows what it reads.
+        match self.scale {
+            BlockScale::F32 => all(BlockScale::F32),
+            BlockScale::BF16 => all(BlockScale::BF16),
+            BlockScale::E8M0 => all(BlockScale::E8M0),
+        }
+    }
 }
 
 impl<const COLS: usize> Plain for Fp8<'_, COLS> {

@@ -20,6 +20,7 @@
 mod affine;
 mod batch;
 mod codebooks;
+pub(crate) mod eights;
 mod float;
 mod fp8;
 mod int8;

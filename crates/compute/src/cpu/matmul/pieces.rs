@@ -10,11 +10,13 @@ use std::ops::Range;
 
 use super::{
     NextJob,
+    affine::{Affine4, Affine8},
     codebooks::{Codebook, Coded, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs},
     int8::{DotRows, Format, Lanes, SUBS, Scales, Shape, Tile, dot, exact_dots, zero_point},
+    integers::{Int4, Int4Zeros, Int8, Int8Zeros, Integers},
     k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Nibbles, Q4, Q5, Q8},
-    mxfp4::{Mxfp4, Mxfp4Planes},
+    mxfp4::{Mxfp4, Mxfp4Planes, Nvfp4},
     non_linear::{Iq4Nl, Iq4Xs},
     tile::{NextRows, TILE_COLS, TileRows, get, put},
 };
@@ -22,7 +24,7 @@ use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
     simd::{Isa, Kernel, MAX_LANES, Simd, SimdLevel},
 };
-use crate::{DType, Error, Result, TensorView};
+use crate::{DType, Error, Result, TensorView, Zeros};
 
 /// Lanes of a warp, the largest team.
 const WARP: usize = 32;
@@ -50,6 +52,9 @@ pub(crate) fn has_pieces(simd: Simd, dtype: DType, cols: usize) -> bool {
             | DType::IQ4_XS
             | DType::MXFP4
             | DType::MXFP4_Planes
+            | DType::NVFP4 { .. }
+            | DType::Affine { bits: 4 | 8, .. }
+            | DType::Int { bits: 4 | 8, .. }
     );
     known && simd.level() != SimdLevel::Portable && super::accepts_q8(dtype, cols)
 }
@@ -116,6 +121,19 @@ pub(crate) fn multiply_pieces(simd: Simd, job: &PieceRows<'_>, out: &mut [f32]) 
         DType::IQ4_NL => simd.run(Multiply { job, format: Iq4Nl, out }),
         DType::IQ4_XS => simd.run(Multiply { job, format: Iq4Xs, out }),
         DType::MXFP4 => simd.run(Multiply { job, format: Mxfp4, out }),
+        DType::NVFP4 { matrix } => simd.run(Multiply { job, format: Nvfp4::new(*w, matrix), out }),
+        DType::Affine { bits: 4, group, scale } => {
+            simd.run(Multiply { job, format: Affine4::new(group, scale), out });
+        }
+        DType::Affine { group, scale, .. } => {
+            simd.run(Multiply { job, format: Affine8::new(group, scale), out })
+        }
+        DType::Int { bits, group, scale, zeros } => match (bits, zeros) {
+            (4, Zeros::Middle) => simd.run(Multiply { job, format: Int4::new(group, scale), out }),
+            (4, Zeros::Stored) => simd.run(Multiply { job, format: Int4Zeros::new(group, scale), out }),
+            (_, Zeros::Middle) => simd.run(Multiply { job, format: Int8::new(group, scale), out }),
+            (_, Zeros::Stored) => simd.run(Multiply { job, format: Int8Zeros::new(group, scale), out }),
+        },
         _ => simd.run(Multiply { job, format: Mxfp4Planes, out }),
     }
     Ok(())
@@ -257,18 +275,64 @@ impl Pieces for Iq4Xs {}
 impl<B: Codebook> Pieces for Coded<B> {}
 
 impl<const BITS: u32, const BYTES: usize> Pieces for Nibbles<super::int8::Centred, BITS, BYTES> {
-    /// Codes are multiplied as they are, and their zero point is subtracted with the sum of the activations.
     #[inline(always)]
     fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
-        let (scale, x) = (columns.tile.scale(isa, p), &columns.blocks[p]);
-        let zeros = (Self::ZERO * (x.sums[0] + x.sums[1])) as f32;
-        let dots = isa.add(columns.dots[p][0], isa.splat(zeros));
-        let sum = isa.mul(scale, isa.mul(dots, isa.splat(x.scale)));
-        let less = isa.mul(isa.splat(-Self::ZERO as f32), scale);
-        isa.mul_add(less, isa.splat(x.sum), sum)
+        without_zeros(isa, columns, p, Self::ZERO)
     }
 }
 
+/// Codes are multiplied as they are, and their zero point is subtracted with the sum of the activations.
+#[inline(always)]
+fn without_zeros<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize, zero: i32) -> I::F {
+    let (scale, x) = (columns.tile.scale(isa, p), &columns.blocks[p]);
+    let zeros = (zero * (x.sums[0] + x.sums[1])) as f32;
+    let dots = isa.add(columns.dots[p][0], isa.splat(zeros));
+    let sum = isa.mul(scale, isa.mul(dots, isa.splat(x.scale)));
+    let less = isa.mul(isa.splat(-zero as f32), scale);
+    isa.mul_add(less, isa.splat(x.sum), sum)
+}
+
+/// A scale and a bias of codes: of eight bits, these are multiplied less 128.
+#[inline(always)]
+fn biased<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize, bits: u32) -> I::F {
+    let (scale, bias) = (columns.tile.scale(isa, p), columns.tile.bias(isa, p));
+    let x = &columns.blocks[p];
+    let (mut dots, mut more) = (columns.dots[p][0], bias);
+    if bits == 8 {
+        dots = isa.sub(dots, isa.splat((128 * (x.sums[0] + x.sums[1])) as f32));
+        more = isa.mul_add(isa.splat(128.0), scale, bias);
+    }
+    let sum = isa.mul(scale, isa.mul(dots, isa.splat(x.scale)));
+    isa.mul_add(more, isa.splat(x.sum), sum)
+}
+
+impl Pieces for Affine4 {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        biased(isa, columns, p, 4)
+    }
+}
+
+impl Pieces for Affine8 {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        biased(isa, columns, p, 8)
+    }
+}
+
+impl<S: Shape, const BITS: usize> Pieces for Integers<S, BITS> {
+    #[inline(always)]
+    fn piece<I: Isa>(isa: I, columns: &Columns<'_, I>, p: usize) -> I::F {
+        match (S::BIAS, BITS) {
+            (true, _) => biased(isa, columns, p, Self::BITS),
+            // Sums of codes less 128 have no zero point left.
+            (false, 8) => isa.mul(columns.tile.scale(isa, p), columns.scaled(isa, p, 0)),
+            (false, _) => without_zeros(isa, columns, p, Self::ZERO),
+        }
+    }
+}
+
+impl Pieces for Nvfp4 {}
 impl Pieces for Mxfp4 {}
 impl Pieces for Mxfp4Planes {}
 

@@ -119,6 +119,17 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
+        proven!({
+            let (a, b) = (_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(32).cast()));
+            // Of both, the first four words and then the last four.
+            let even = _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
+            let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            [_mm256_permute4x64_epi64::<0b11_01_10_00>(even), _mm256_permute4x64_epi64::<0b11_01_10_00>(odd)]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
         proven!(_mm256_loadu_si256(low.cast()))
     }
@@ -315,6 +326,18 @@ impl Isa for Avx2 {
             let halves = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
             let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(halves, halves));
             _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+        })
+    }
+
+    #[inline(always)]
+    fn f16_pairs_to_f32(self, a: Self::U) -> [Self::F; 2] {
+        proven!({
+            let low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
+            // Low and high halves of the first four lanes, then of the last four.
+            let packed = _mm256_packus_epi32(low, _mm256_srli_epi32::<16>(a));
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            let high = _mm256_extracti128_si256::<1>(halves);
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(high)]
         })
     }
 

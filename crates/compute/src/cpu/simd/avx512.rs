@@ -148,6 +148,16 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
+        proven!({
+            let (a, b) = (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast()));
+            let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_parts(self, low: *const u8, high: *const u8) -> Self::U {
         proven!({
             let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.cast()));
@@ -340,6 +350,15 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn f16_to_f32(self, a: Self::U) -> Self::F {
         proven!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    }
+
+    #[inline(always)]
+    fn f16_pairs_to_f32(self, a: Self::U) -> [Self::F; 2] {
+        proven!({
+            let low = _mm512_cvtepi32_epi16(a);
+            let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(a));
+            [_mm512_cvtph_ps(low), _mm512_cvtph_ps(high)]
+        })
     }
 
     #[inline(always)]

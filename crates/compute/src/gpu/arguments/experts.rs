@@ -79,7 +79,7 @@ arguments! {
 
     ["handed.h" DeskRows]
     /// Rows on the processor's desk.
-    DeskRowsConstants { cols: usize, first: usize, norm: NormConstants }
+    DeskRowsConstants { cols: usize, first: usize, words: usize, floats: bool, norm: NormConstants }
 
     ["share.h" OfferConstants]
     /// Of `offer`.

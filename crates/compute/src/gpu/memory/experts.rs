@@ -15,7 +15,7 @@ use super::tiers::{ABSENT, TierPlan, Tiers, foresight_bytes, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{BufferId, Device, DeviceInfo, Slice};
-use crate::gpu::processor::{HandedSet, MOST_PAIRS};
+use crate::gpu::processor::{HandedSet, MOST_PAIRS, RowForm};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MoeExpertsOp, Op};
 use crate::{Error, Result, Tensor, TensorView};
 
@@ -296,7 +296,7 @@ impl DeviceExperts {
     }
 
     fn takes(&self, set: ExpertSetId) -> bool {
-        self.hand_over.as_ref().is_some_and(|hand_over| hand_over.takes(set))
+        self.hand_over.as_ref().is_some_and(|hand_over| hand_over.form(set).is_some())
     }
 
     /// Whether the processor takes experts of so many pairs of so many rows, where the host decides.
@@ -326,8 +326,8 @@ impl DeviceExperts {
         &self.sets[set.0].parts
     }
 
-    /// Lets the processor compute experts that host memory keeps, of sets for which kernels are `suited`, and gives those for
-    /// which it can, if there are some.
+    /// Lets the processor compute experts that host memory keeps, of sets whose kernels take rows in one of the `forms`, and gives
+    /// those for which it can, if there are some.
     ///
     /// # Errors
     /// [`Error::DeviceMemory`] if there is not enough.
@@ -336,7 +336,7 @@ impl DeviceExperts {
         device: &mut dyn Device,
         graph: &Graph,
         tensors: &[Tensor],
-        suited: &[bool],
+        forms: &[Option<RowForm>],
     ) -> Result<Option<Vec<Option<HandedSet>>>> {
         if self.resident {
             return Ok(None);
@@ -346,8 +346,8 @@ impl DeviceExperts {
             let Op::MoeExperts(MoeExpertsOp { routing, experts, mlp, .. }) = &node.op else { continue };
             let place = self.tiers.as_ref().map(|tiers| tiers.shelf(*experts).in_host());
             let parts = &self.sets[experts.0].parts;
-            if suited[experts.0] {
-                sets[experts.0] = HandedSet::new(parts, mlp, routing.top_k(), tensors, place);
+            if let Some(form) = forms[experts.0] {
+                sets[experts.0] = HandedSet::new((parts, form), mlp, routing.top_k(), tensors, place);
             }
         }
         self.hand_over = HandOver::new(device, graph, &sets)?;

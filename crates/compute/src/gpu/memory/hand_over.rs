@@ -4,7 +4,7 @@ use super::expert_layout::most_chosen;
 use super::tiers::words;
 use crate::Result;
 use crate::gpu::device::{BufferId, Device};
-use crate::gpu::processor::{DeskLayout, HandedPair, HandedSet, MOST_PAIRS, MOST_SHARED};
+use crate::gpu::processor::{DeskLayout, HandedPair, HandedSet, MOST_PAIRS, MOST_SHARED, RowForm};
 use crate::graph::{ExpertSetId, Graph};
 
 /// What hands experts over to the processor: see `kernels/handed.h`.
@@ -19,8 +19,8 @@ pub(crate) struct HandOver {
     pub(crate) shares: BufferId,
     /// What bringing experts took.
     pub(crate) times: BufferId,
-    /// Sets whose experts the processor takes.
-    takes: Vec<bool>,
+    /// What the processor takes for experts of each set, if it takes any.
+    forms: Vec<Option<RowForm>>,
 }
 
 /// Words of [`HandOver::handed`] before its list, and sums of [`HandOver::times`]: `TIMES` of `kernels/share.h`.
@@ -39,16 +39,16 @@ impl HandOver {
         sets: &[Option<HandedSet>],
     ) -> Result<Option<Self>> {
         let widths = || sets.iter().flatten().map(HandedSet::widths);
-        let (cols, width) = (widths().map(|w| w[0]).max(), widths().map(|w| w[1]).max());
-        let Some((cols, width)) = cols.zip(width) else { return Ok(None) };
-        let layout = DeskLayout::new(cols, width, most_chosen(graph));
+        let (row, width) = (widths().map(|w| w[0]).max(), widths().map(|w| w[1]).max());
+        let Some((row, width)) = row.zip(width) else { return Ok(None) };
+        let layout = DeskLayout::new(row, width, most_chosen(graph));
         let own = Self {
             desk: device.alloc_host(layout.bytes())?,
             layout,
             handed: device.alloc(HANDED_WORDS * 4)?,
             shares: device.alloc((MOST_SHARED + 1) * 4)?,
             times: device.alloc(TIMES * 4)?,
-            takes: sets.iter().map(Option::is_some).collect(),
+            forms: sets.iter().map(|set| set.as_ref().map(HandedSet::form)).collect(),
         };
         device.clear(own.handed.into(), HANDED_WORDS * 4)?;
         device.clear(own.shares.into(), (MOST_SHARED + 1) * 4)?;
@@ -56,9 +56,9 @@ impl HandOver {
         Ok(Some(own))
     }
 
-    /// Whether the processor takes experts of a set.
-    pub(crate) fn takes(&self, set: ExpertSetId) -> bool {
-        self.takes[set.0]
+    /// What rows of x the processor takes for experts of a set, if it takes any.
+    pub(crate) fn form(&self, set: ExpertSetId) -> Option<RowForm> {
+        self.forms[set.0]
     }
 
     /// Says how many experts the processor computes, by how many are missing.

@@ -20,17 +20,19 @@ pub(crate) const MOST_PAIRS: usize = 8 * 64;
 pub(crate) struct DeskLayout {
     /// Rows of activations.
     pub(crate) rows: usize,
+    /// From a row to the next.
+    pub(crate) row_words: usize,
     /// (pairs, width), f32.
     pub(crate) outputs: usize,
     words: usize,
 }
 
 impl DeskLayout {
-    /// For rows of up to `cols` columns of which each has `top_k` experts with up to `width` outputs.
-    pub(crate) fn new(cols: usize, width: usize, top_k: usize) -> Self {
+    /// For rows of so many words, at most, of which each has `top_k` experts with up to `width` outputs.
+    pub(crate) fn new(row_words: usize, width: usize, top_k: usize) -> Self {
         let rows = (LIST + MOST_PAIRS).next_multiple_of(64);
-        let outputs = (rows + FEW_ROWS * row_words(cols)).next_multiple_of(64);
-        Self { rows, outputs, words: outputs + FEW_ROWS * top_k * width }
+        let outputs = (rows + FEW_ROWS * row_words).next_multiple_of(64);
+        Self { rows, row_words, outputs, words: outputs + FEW_ROWS * top_k * width }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -38,9 +40,24 @@ impl DeskLayout {
     }
 }
 
-/// As `desk_row_words` of `kernels/handed.h`.
-fn row_words(cols: usize) -> usize {
-    (cols / 4 + cols / 16 + 1).next_multiple_of(4)
+/// How rows of activations are multiplied with a set's weights, and lie on the desk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowForm {
+    /// Bytes with scales of 32 columns.
+    Bytes,
+    /// f32, not rounded.
+    Floats,
+}
+
+impl RowForm {
+    /// Words of a row with so many columns: `hand_row` of `kernels/handed.h` writes it, and what products are multiplied with.
+    pub(crate) fn words(self, cols: usize) -> usize {
+        let own = match self {
+            Self::Bytes => cols / 4 + cols / 16,
+            Self::Floats => cols,
+        };
+        (own + 1).next_multiple_of(4)
+    }
 }
 
 /// A pair of a row with an expert.
@@ -58,7 +75,7 @@ impl HandedPair {
     }
 }
 
-/// A row of activations on the desk.
+/// A row of activations on the desk, as bytes.
 pub(super) struct DeskRow<'a> {
     /// (cols), i8.
     pub(super) codes: &'a [u8],
@@ -139,10 +156,21 @@ impl Desk {
         self.words(LIST..LIST + pairs.min(MOST_PAIRS))
     }
 
-    /// A row of `cols` columns.
-    pub(super) fn row(&self, row: usize, cols: usize) -> DeskRow<'_> {
-        let start = self.layout.rows + row * row_words(cols);
-        let words = self.words(start..start + row_words(cols));
+    /// The words of a row of `cols` columns.
+    fn row_words(&self, form: RowForm, row: usize, cols: usize) -> &[u32] {
+        let start = self.layout.rows + row * self.layout.row_words;
+        self.words(start..start + form.words(cols))
+    }
+
+    /// A row of `cols` columns as bits of f32, and what products are multiplied with.
+    pub(super) fn floats(&self, row: usize, cols: usize) -> (&[u32], f32) {
+        let (values, rest) = self.row_words(RowForm::Floats, row, cols).split_at(cols);
+        (values, f32::from_bits(rest[0]))
+    }
+
+    /// A row of `cols` columns as bytes.
+    pub(super) fn bytes(&self, row: usize, cols: usize) -> DeskRow<'_> {
+        let words = self.row_words(RowForm::Bytes, row, cols);
         let (codes, rest) = words.split_at(cols / 4);
         let (scales, rest) = rest.split_at(cols / 16);
         // SAFETY: words have no padding, and bytes no invalid values.

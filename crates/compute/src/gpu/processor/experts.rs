@@ -1,14 +1,16 @@
-//! [`HandedSet`]: the products of routed experts by the processor, with the bits of `kernels/few_experts.h`.
+//! [`HandedSet`]: the products of routed experts by the processor, with the bits of `kernels/few_experts.h` and `kernels/floats.h`.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::desk::{Desk, HandedPair};
+use super::desk::{Desk, HandedPair, RowForm};
+use super::rows::{HandedRows, Product, RowsWriter};
 use crate::cpu::Simd;
 use crate::cpu::activate::activate;
-use crate::cpu::activations::{BLOCK, Q8Rows, Q8Writer};
+use crate::cpu::activations::BLOCK;
 use crate::cpu::matmul::NextJob;
-use crate::cpu::matmul::pieces::{PieceRows, has_pieces, multiply_pieces, pieces_of};
+use crate::cpu::matmul::eights::has_eights;
+use crate::cpu::matmul::pieces::{has_pieces, pieces_of};
 use crate::cpu::pool::ThreadPool;
 use crate::cpu::shared::SharedMut;
 use crate::gpu::memory::{ExpertMatrix, FEW_ROWS};
@@ -26,39 +28,48 @@ pub(crate) struct HandedSet {
     /// Where the first one is in host memory, how far apart they are, and how many there are; nothing if a cache has them.
     place: Option<(usize, usize, usize)>,
     activation: Activation,
-    /// Of gate and up, of all experts.
-    biases: Option<[Vec<f32>; 2]>,
+    /// Of gate, up and down, of all experts; of rows of bytes the device adds those of down.
+    biases: Option<[Vec<f32>; 3]>,
+    form: RowForm,
     top_k: usize,
 }
 
 impl HandedSet {
-    /// Experts that are at `place`, where the processor has the device's bits for them.
+    /// Experts that are at `place`, where the processor has the device's bits for them with rows of this form.
     pub(crate) fn new(
-        parts: &[ExpertMatrix; 3],
+        (parts, form): (&[ExpertMatrix; 3], RowForm),
         mlp: &ExpertMlp,
         top_k: usize,
         tensors: &[Tensor],
         place: Option<(usize, usize, usize)>,
     ) -> Option<Self> {
         let simd = Simd::detect();
-        let known = parts.iter().all(|part| has_pieces(simd, part.matrix.dtype, part.matrix.cols));
-        let gated = mlp.activation.is_gated();
-        let blocks = parts[0].matrix.rows.is_multiple_of(BLOCK);
-        if !known || !gated || !blocks || mlp.weighted == Weighted::Input {
+        let has = match form {
+            RowForm::Bytes => has_pieces,
+            RowForm::Floats => has_eights,
+        };
+        let known = parts.iter().all(|part| has(simd, part.matrix.dtype, part.matrix.cols));
+        let blocks = parts.iter().all(|part| part.matrix.cols.is_multiple_of(BLOCK));
+        if !known || !mlp.activation.is_gated() || !blocks || mlp.weighted == Weighted::Input {
             return None;
         }
         let vector = |id: crate::graph::WeightId| {
             let bytes = tensors[id.0].plane(0).as_slice().as_chunks().0.iter();
             bytes.map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
-        let biases = mlp.biases.map(|b| [vector(b.gate), vector(b.up)]);
+        let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(vector));
         let (parts, activation) = (*parts, mlp.activation);
-        Some(Self { parts, place, activation, biases, top_k })
+        Some(Self { parts, place, activation, biases, form, top_k })
     }
 
-    /// Columns of x, and outputs.
+    /// Words of a row of x on the desk, and outputs of a pair.
     pub(crate) fn widths(&self) -> [usize; 2] {
-        [self.parts[0].matrix.cols, self.parts[2].matrix.rows]
+        [self.form.words(self.parts[0].matrix.cols), self.parts[2].matrix.rows]
+    }
+
+    /// What rows of x are.
+    pub(crate) fn form(&self) -> RowForm {
+        self.form
     }
 
     /// Experts that are always in host memory.
@@ -91,9 +102,9 @@ impl HandedSet {
 /// What a request takes, kept for the next one.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    x: Q8Rows,
+    x: HandedRows,
     factors: [f32; FEW_ROWS],
-    products: Q8Rows,
+    products: HandedRows,
 }
 
 /// Pairs of one expert, by their places in the list, and its matrices.
@@ -121,8 +132,10 @@ pub(super) fn compute<'a>(
     let [gate, _, down] = &set.parts;
     let (cols, inner, width) = (gate.matrix.cols, gate.matrix.rows, down.matrix.rows);
     let Scratch { x, factors, products } = scratch;
-    bring_rows(desk, set.top_k, cols, pairs, x, factors);
-    products.resize(pairs.len(), inner);
+    let mut wanted = [false; FEW_ROWS];
+    pairs.iter().for_each(|pair| wanted[pair.pair as usize / set.top_k] = true);
+    x.bring(desk, set.form, cols, &wanted, factors);
+    products.resize(set.form, pairs.len(), inner);
     let mut groups = vec![];
     let mut start = 0;
     for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
@@ -165,42 +178,20 @@ pub(super) fn compute<'a>(
             let to = pairs[place].pair as usize * width;
             // SAFETY: rows of a pair that no other task has.
             let out = unsafe { outputs.part(to + rows.start..to + rows.end) };
-            let rows = rows.clone();
-            let job = PieceRows { w: group.matrices[2], rows, x: products, row: place, team, next };
-            keep(multiply_pieces(simd, &job, out));
+            let product = Product { w: group.matrices[2], rows: rows.clone(), row: place, team, next };
+            keep(products.multiply(simd, &product, out));
+            if let (RowForm::Floats, Some([.., biases])) = (set.form, &set.biases) {
+                let of_expert = &biases[group.expert * width..][rows.clone()];
+                out.iter_mut().zip(of_expert).for_each(|(v, bias)| *v += bias);
+            }
         }
     });
     failure.into_inner().unwrap_or(Ok(()))
 }
 
-/// Rows of the pairs, from the desk.
-fn bring_rows(
-    desk: &Desk,
-    top_k: usize,
-    cols: usize,
-    pairs: &[HandedPair],
-    x: &mut Q8Rows,
-    factors: &mut [f32; FEW_ROWS],
-) {
-    x.resize(FEW_ROWS, cols);
-    let mut here = [false; FEW_ROWS];
-    pairs.iter().for_each(|pair| here[pair.pair as usize / top_k] = true);
-    let writer = x.writer();
-    for row in (0..FEW_ROWS).filter(|row| here[*row]) {
-        let from = desk.row(row, cols);
-        factors[row] = from.factor;
-        for (block, (codes, scale)) in from.codes.as_chunks::<BLOCK>().0.iter().zip(from.scales).enumerate() {
-            // SAFETY: one thread writes.
-            unsafe {
-                writer.write_codes(row, block, &codes.map(|code| code as i8), f32::from_bits(scale[0]))
-            };
-        }
-    }
-}
-
 /// A row of x, and what its products are multiplied with.
 struct InputRow<'a> {
-    x: &'a Q8Rows,
+    x: &'a HandedRows,
     row: usize,
     factor: f32,
 }
@@ -212,7 +203,7 @@ fn gate_up_block(
     group: &Group<'_>,
     (block, next): (usize, Option<NextJob<'_>>),
     x: &InputRow<'_>,
-    to: &Q8Writer<'_>,
+    to: &RowsWriter<'_>,
     place: usize,
 ) -> Result<()> {
     let rows = block * BLOCK..(block + 1) * BLOCK;
@@ -220,8 +211,8 @@ fn gate_up_block(
     for (which, out) in both.iter_mut().enumerate() {
         let w = group.matrices[which];
         let next = if which == 0 { Some((group.matrices[1], rows.start)) } else { next };
-        let job = PieceRows { w, rows: rows.clone(), x: x.x, row: x.row, team: 32, next };
-        multiply_pieces(simd, &job, out)?;
+        let product = Product { w, rows: rows.clone(), row: x.row, team: 32, next };
+        x.x.multiply(simd, &product, out)?;
         out.iter_mut().for_each(|v| *v *= x.factor);
         if let Some(biases) = &set.biases {
             let of_expert = &biases[which][group.expert * w.rows()..][rows.clone()];
@@ -230,23 +221,7 @@ fn gate_up_block(
     }
     let [mut gate, up] = both;
     activate(simd, set.activation, &mut gate, &up);
-    let (codes, d) = rounded(&gate);
     // SAFETY: a task has its block of its pairs to itself.
-    unsafe { to.write_codes(place, block, &codes, d) };
+    unsafe { to.write(place, block, &gate) };
     Ok(())
-}
-
-/// Rounds a block to eight bits, with its scale: `quantize_block` of `kernels/quantize.h`, whose bits differ from those of
-/// [`Q8Rows::quantize_from`] in scales.
-fn rounded(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
-    /// What 1.5 · 2²³ is added to is rounded to a whole number, ties to even.
-    const MAGIC: f32 = 12_582_912.0;
-    let most = v.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
-    let d = if most >= 0x7f80_0000 { f32::NAN } else { f32::from_bits(most) * (1.0 / 127.0) };
-    let inverse = if most > 0 { 127.0 / f32::from_bits(most) } else { 0.0 };
-    let codes = v.map(|v| {
-        let whole = (v * inverse + MAGIC) - MAGIC;
-        if (-127.0..=127.0).contains(&whole) { whole as i8 } else { 0 }
-    });
-    (codes, d)
 }

@@ -10,6 +10,7 @@ mod beside;
 mod costs;
 mod desk;
 mod experts;
+mod rows;
 mod trials;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +23,7 @@ pub(super) use self::beside::Beside;
 pub(super) use self::costs::MOST_SHARED;
 use self::costs::{Costs, Idle, Line, fixed_shares, median};
 use self::desk::Desk;
-pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS};
+pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS, RowForm};
 pub(super) use self::experts::HandedSet;
 use self::experts::{Scratch, compute};
 use super::device::{BufferId, Device};

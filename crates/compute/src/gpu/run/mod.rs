@@ -72,11 +72,10 @@ impl GpuExecutable {
         let mut memory = Memory::new(&mut *device, (&graph, held), &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
-        let suits =
-            |set| memory.experts_take_bytes(set) && graph.identities(set) == 0 && !adapts_experts(&graph);
-        let suited: Vec<bool> = sets.map(suits).collect();
+        let suits = |set: &ExpertSetId| graph.identities(*set) == 0 && !adapts_experts(&graph);
+        let forms: Vec<_> = sets.map(|set| memory.expert_rows(set).filter(|_| suits(&set))).collect();
         if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
-            && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
+            && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &forms)?
         {
             if let Some((tiers, _, Some(hand_over))) = memory.experts.tiers() {
                 processor = Some(Processor::new(&mut *device, (tiers, hand_over), sets, share)?);

@@ -1,12 +1,13 @@
 //! Lowering of routed experts of few rows to `kernels/floats.h`, which unpacks weights to floats and rounds no activations.
 
-use super::few::FewExperts;
+use super::few::{FewBody, FewExperts};
 use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants};
-use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::device::Slice;
 use crate::gpu::encodings::common_name;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS, named};
 use crate::gpu::lower::linear::FLOAT_ROWS;
-use crate::gpu::memory::{ExpertMatrix, FEW_ROWS};
+use crate::gpu::memory::{ExpertMatrix, FEW_ROWS, Memory};
+use crate::gpu::processor::RowForm;
 use crate::graph::{ExpertSetId, Weighted};
 
 /// Columns that a lane reads at once.
@@ -16,16 +17,29 @@ fn encoding(matrix: &ExpertMatrix) -> Option<&'static str> {
     common_name(matrix.matrix.dtype).filter(|_| matrix.matrix.cols.is_multiple_of(COLUMNS))
 }
 
-impl Lowering<'_> {
-    /// The ends of the kernels' names for a set's experts of few rows, if these kernels compute them.
-    pub(in crate::gpu::lower) fn float_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
-        let [gate, up, down] = self.memory.experts.parts(set);
-        let fits = self.rows <= FEW_ROWS && gate.matrix.dtype == up.matrix.dtype;
+impl Memory {
+    /// The ends of the kernels' names for a set's experts, if these kernels suit them.
+    fn float_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        let [gate, up, down] = self.experts.parts(set);
+        let fits = gate.matrix.dtype == up.matrix.dtype;
         Some([encoding(up).filter(|_| fits)?, encoding(down)?])
     }
 
-    /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
-    pub(super) fn float_experts(&self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
+    /// What rows of x routed experts of few rows take, if kernels find their weights.
+    pub(in crate::gpu) fn expert_rows(&self, set: ExpertSetId) -> Option<RowForm> {
+        let floats = || self.finds_weights() && self.float_encodings(set).is_some();
+        if self.experts_take_bytes(set) { Some(RowForm::Bytes) } else { floats().then_some(RowForm::Floats) }
+    }
+}
+
+impl Lowering<'_> {
+    /// The ends of the kernels' names for a set's experts of few rows, if these kernels compute them.
+    pub(in crate::gpu::lower) fn float_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        self.memory.float_encodings(set).filter(|_| self.rows <= FEW_ROWS)
+    }
+
+    /// Outputs of all pairs whose experts are present or that the processor computes; nothing if the kernels do not suit them.
+    pub(super) fn float_experts(&self, e: &FewExperts<'_>) -> Option<FewBody> {
         let [gate, up, down] = e.parts;
         let [first, second] = self.float_encodings(e.set)?;
         let top_k = e.routing.top_k();
@@ -57,6 +71,11 @@ impl Lowering<'_> {
         let buffers = [slots, table, ids, products, down_bias, e.outputs];
         let launch = Launch { unit: "floats", kernel: "float_down", buffers: &buffers, constants };
         let grid = [pairs, down.matrix.rows.div_ceil(2 * FLOAT_ROWS * WARPS), 1];
-        Some(vec![gate_up, named(launch.over(grid, THREADS), second)])
+        let down = named(launch.over(grid, THREADS), second);
+        let outputs = (e.outputs, e.parts[2].matrix.rows);
+        let collect = self.collect(e.set, [self.rows, pairs], ids, outputs).filter(|_| !e.apart);
+        let hands = collect.is_some();
+        let body = [gate_up, down].into_iter().chain(collect).collect();
+        Some(FewBody { body, ready: usize::MAX, summed: false, hands })
     }
 }

@@ -181,8 +181,9 @@ impl Lowering<'_> {
             body
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
-        } else if let Some(body) = self.float_experts(&few) {
-            body
+        } else if let Some(floats) = self.float_experts(&few) {
+            hands = floats.hands;
+            floats.body
         } else {
             self.common_experts(
                 [self.value(x), outputs],
@@ -218,7 +219,7 @@ impl Lowering<'_> {
             self.run.append(&mut placing);
             self.run.append(&mut body);
         } else {
-            let offer = hands.then(|| self.offer(x, ids, top_k)).flatten();
+            let offer = hands.then(|| self.offer(set, x, ids, top_k)).flatten();
             self.run.extend(offer);
             self.end_run();
             let once = self.memory.experts.all_at_once(set, [self.rows, pairs]);

@@ -7,6 +7,8 @@ use crate::gpu::arguments::{
 };
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::gpu::memory::HandOver;
+use crate::gpu::processor::RowForm;
 use crate::graph::{ExpertSetId, Value};
 
 /// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
@@ -61,11 +63,8 @@ impl Lowering<'_> {
         let route = route.as_ref().map(|(_, words)| *words);
         let hand_over = self.memory.experts.hand_over().zip(handed);
         let groups = 1 + if route.is_some() || hand_over.is_some() { rows } else { 0 };
-        let mut norm = None;
         let [shares, list, x, weight, desk] = hand_over.map_or([ids; 5], |(hand_over, x)| {
-            let (from, of_x) = self.entering(x);
-            norm = of_x;
-            let weight = of_x.map_or(from, |norm| self.vector(norm.weight));
+            let [from, weight] = self.desk_inputs(x);
             [hand_over.shares.into(), hand_over.handed.into(), from, weight, hand_over.desk.into()]
         });
         let placing = [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals];
@@ -79,11 +78,7 @@ impl Lowering<'_> {
             hands: hand_over.is_some(),
             rows,
             set: set.0,
-            desk: DeskRowsConstants {
-                cols: handed.map_or(0, Value::width),
-                first: hand_over.map_or(0, |(hand_over, _)| hand_over.layout.rows),
-                norm: norm.into(),
-            },
+            desk: hand_over.map_or_else(Default::default, |(hand_over, x)| self.desk_rows(hand_over, set, x)),
             routes: route.is_some(),
             route: route.unwrap_or_default(),
             foreseen,
@@ -101,13 +96,30 @@ impl Lowering<'_> {
         vec![place, Dispatch { order, ..fetch }]
     }
 
-    /// What puts rows of `x` and the experts of their pairs, `ids`, on the processor's desk, if there is one.
-    pub(super) fn offer(&self, x: Value, ids: Slice, top_k: usize) -> Option<Dispatch> {
-        let hand_over = self.memory.experts.hand_over()?;
+    /// What rows on the processor's desk are made of: rows, and the weight of the norm that they take.
+    fn desk_inputs(&self, x: Value) -> [Slice; 2] {
         let (from, norm) = self.entering(x);
-        let weight = norm.map_or(from, |norm| self.vector(norm.weight));
+        [from, norm.map_or(from, |norm| self.vector(norm.weight))]
+    }
+
+    /// How rows of `x` lie on the processor's desk.
+    fn desk_rows(&self, hand_over: &HandOver, set: ExpertSetId, x: Value) -> DeskRowsConstants {
+        let (_, norm) = self.entering(x);
+        DeskRowsConstants {
+            cols: x.width(),
+            first: hand_over.layout.rows,
+            words: hand_over.layout.row_words,
+            floats: hand_over.form(set) == Some(RowForm::Floats),
+            norm: norm.into(),
+        }
+    }
+
+    /// What puts rows of `x` and the experts of their pairs, `ids`, on the processor's desk, if there is one.
+    pub(super) fn offer(&self, set: ExpertSetId, x: Value, ids: Slice, top_k: usize) -> Option<Dispatch> {
+        let hand_over = self.memory.experts.hand_over()?;
+        let [from, weight] = self.desk_inputs(x);
         let buffers = [ids, from, weight, hand_over.handed.into(), hand_over.desk.into()];
-        let desk = DeskRowsConstants { cols: x.width(), first: hand_over.layout.rows, norm: norm.into() };
+        let desk = self.desk_rows(hand_over, set, x);
         let constants = &OfferConstants { desk, rows: self.rows, top_k };
         let offer = Launch { unit: "share", kernel: "offer", buffers: &buffers, constants };
         Some(offer.over([self.rows, 1, 1], THREADS))
