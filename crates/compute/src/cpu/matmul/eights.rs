@@ -170,7 +170,8 @@ pub(crate) fn multiply_eights(simd: Simd, job: &EightJob<'_>, out: &mut [f32]) -
 
 /// A float encoding whose columns come by eights.
 trait Eights: Plain {
-    /// Column i of the eight columns that each of `LANES` lanes has from `p` on, side by side. Scaled values are [`TOO_SMALL`].
+    /// Column i of the eight columns that each of `LANES` lanes has from `p` on, side by side; those with scales
+    /// [`TOO_SMALL`] times too small.
     ///
     /// # Safety
     /// `p` is valid for reads of as many values.
