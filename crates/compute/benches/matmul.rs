@@ -43,7 +43,7 @@ const fn affine_f16(bits: u8) -> DType {
     DType::Affine { bits, group: 64, scale: Half::F16 }
 }
 
-const DTYPES: [DType; 27] = [
+const DTYPES: [DType; 28] = [
     DType::IQ1_S,
     DType::IQ1_M,
     DType::IQ2_XXS,
@@ -52,6 +52,7 @@ const DTYPES: [DType; 27] = [
     DType::IQ3_XXS,
     DType::IQ3_S,
     DType::IQ4_XS,
+    DType::MXFP4,
     DType::Q2_K,
     DType::Q3_K,
     DType::Q4_K,

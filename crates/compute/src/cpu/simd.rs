@@ -200,6 +200,21 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// `p` is valid for reads of `LANES` elements.
     unsafe fn load_u16(self, p: *const u16) -> Self::U;
+    /// Eight bytes from `p` in the lowest eight lanes; others are 0.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load_eight_u8(self, p: *const u8) -> Self::U;
+    /// As [`Isa::load_eight_u8`] of eight 16-bit elements.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn load_eight_u16(self, p: *const u16) -> Self::U;
+    /// Of eight pairs of words from `p`, the first ones and the second ones, in the lowest eight lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of 64 bytes.
+    unsafe fn load_eight_pairs(self, p: *const u8) -> [Self::U; 2];
     /// `LANES` signed bytes from `p`.
     ///
     /// # Safety
@@ -242,10 +257,17 @@ pub(crate) trait Isa: Copy {
     /// `p` is valid for reads of as many bytes.
     unsafe fn load_nibbles(self, p: *const u8) -> Self::U;
 
+    /// `n`, which compilers then take for no lane of a vector.
+    #[inline(always)]
+    fn scalar(self, n: usize) -> usize {
+        n
+    }
     /// The byte of `table` that each byte of `indices`, which are below 16, stands for.
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
     /// Bytes that are `byte` where the bits of `low`, and above them those of `high`, are set.
     fn bytes_where(self, byte: u8, low: u32, high: u32) -> Self::U;
+    /// The signed bytes of `a`, negated where the bits of `low`, and above them those of `high`, are set; none is −128.
+    fn negate_where(self, a: Self::U, low: u32, high: u32) -> Self::U;
     /// The bytes of the first `LANES` / 2 of `words`, the lowest of each first.
     fn of_words(self, words: [u64; MAX_LANES / 2]) -> Self::U;
     /// Shift left by `n` < 32.

@@ -1,7 +1,7 @@
 //! Decoders of MLX affine weights; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Biased, Format, Tile, WideBiased},
+    int8::{Ahead, Biased, Format, Tile, WideBiased},
     tile::TileRows,
 };
 use crate::{
@@ -85,7 +85,7 @@ impl Format for Affine4 {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: the 4 · LANES bytes of this group, by the caller.
         unsafe {
             let p = p.add(4 * I::LANES * group);
@@ -137,7 +137,7 @@ impl Format for Affine8 {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let flip = isa.splat_u(u32::from(I::WIDE_OFFSET) * 0x0101_0101);
         // SAFETY: the 8 · LANES bytes of this group, by the caller.
         unsafe {
@@ -197,7 +197,7 @@ impl<const BITS: usize> Format for AffineOdd<BITS> {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, _: *const u8, _: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, _: *const u8, _: &Ahead, _: usize) -> [I::U; 2] {
         [isa.splat_u(0); 2]
     }
 }

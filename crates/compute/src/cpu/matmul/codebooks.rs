@@ -3,10 +3,13 @@
 //! All values are integers: magnitudes of 4 to 62 with signs (IQ2, IQ3_XXS), odd ones below 16 with signs (IQ3_S), and
 //! 8q ± 1 with q of −1, 0, 1 (IQ1), which are eight times what its definition shifts by ⅛. Their scales are odd integers
 //! times d/8, d/4 or d. Entries of codebooks are looked up one by one, as words of eight bytes; only signs and shifts
-//! are of whole vectors. So tiles are decoded row by row, as for a single token, and transposed.
+//! are of whole vectors. So tiles are decoded row by row, as for a single token, and transposed. Of a single token the
+//! activations get the signs.
 
 use super::{
-    int8::{Format, HalvesCentred, Shape, SmallSuperCentred, SuperCentred, Tile, WideHalvesCentred},
+    int8::{
+        Ahead, Format, HalvesCentred, SUBS, Shape, SmallSuperCentred, SuperCentred, Tile, WideHalvesCentred,
+    },
     tile::{Block, TILE_COLS, TileRows},
 };
 use crate::{
@@ -17,15 +20,15 @@ use crate::{
     quant::codebook,
 };
 
-/// Of codes for eight values: magnitude + 128 of each.
-static IQ2_XXS: [u64; 256] = entries_of_eight(codebook::IQ2_XXS, 1, 128);
-static IQ2_XS: [u64; 512] = entries_of_eight(codebook::IQ2_XS, 1, 128);
-static IQ2_S: [u64; 1024] = entries_of_eight(codebook::IQ2_S, 1, 128);
+/// Of codes for eight values: magnitudes.
+static IQ2_XXS: [u64; 256] = entries_of_eight(codebook::IQ2_XXS, 1, 0);
+static IQ2_XS: [u64; 512] = entries_of_eight(codebook::IQ2_XS, 1, 0);
+static IQ2_S: [u64; 1024] = entries_of_eight(codebook::IQ2_S, 1, 0);
 /// 8q + 15.
 static IQ1: [u64; 2048] = entries_of_eight(codebook::IQ1, 8, 15);
-/// Of codes for four values: magnitude + 128, and magnitude + 16.
-static IQ3_XXS: [u32; 256] = entries_of_four(codebook::IQ3_XXS, 128);
-static IQ3_S: [u32; 512] = entries_of_four(codebook::IQ3_S, 16);
+/// Of codes for four values: magnitudes.
+static IQ3_XXS: [u32; 256] = entries_of_four(codebook::IQ3_XXS);
+static IQ3_S: [u32; 512] = entries_of_four(codebook::IQ3_S);
 
 /// v · `times` + `plus` for all values v.
 const fn entries_of_eight<const N: usize>(book: &[[u8; 8]], times: u8, plus: u8) -> [u64; N] {
@@ -44,13 +47,11 @@ const fn entries_of_eight<const N: usize>(book: &[[u8; 8]], times: u8, plus: u8)
     entries
 }
 
-/// v + `plus` for all values v.
-const fn entries_of_four<const N: usize>(book: &[[u8; 4]], plus: u8) -> [u32; N] {
+const fn entries_of_four<const N: usize>(book: &[[u8; 4]]) -> [u32; N] {
     let mut entries = [0; N];
     let mut i = 0;
     while i < N {
-        let [a, b, c, d] = book[i];
-        entries[i] = u32::from_le_bytes([a + plus, b + plus, c + plus, d + plus]);
+        entries[i] = u32::from_le_bytes(book[i]);
         i += 1;
     }
     entries
@@ -70,52 +71,59 @@ pub(super) trait Codebook: Copy {
     /// As in [`Format`]: of 256 columns.
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile);
 
-    /// Sub-block `sub` of 32 columns of the block at `p`: eight values a word, and what [`Codebook::bits`] makes a bit a
-    /// value of.
+    /// As in [`Format`].
+    const SIGNS: bool = false;
+    /// As in [`Format`].
+    const SHIFTS: bool = false;
+
+    /// What is found of the block at `p` at once: numbers of entries, where they are no whole bytes, and bits for
+    /// [`Codebook::codes`].
     ///
     /// # Safety
     /// The block is readable.
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32);
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead;
 
-    /// A bit a value, from what is stored for one sub-block in the low half and another in the high one.
-    #[inline(always)]
-    fn bits(stored: u64) -> u64 {
-        stored
-    }
+    /// Eight values of the codebook a word: of sub-block `sub` of 32 columns of the block at `p`, of which `ahead` is.
+    ///
+    /// # Safety
+    /// The block is readable, and `ahead` is what [`Codebook::ahead`] has found.
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4];
 
-    /// Codes from the values of a codebook and bits for each: signs.
+    /// Codes from the values of a codebook and bits for each: of magnitudes and signs.
     #[inline(always)]
     fn codes<I: Isa>(isa: I, values: I::U, low: u32, high: u32) -> I::U {
-        // Of 128 + m all bits are inverted, which is 127 − m, and 1 is added: no carry leaves a byte.
-        let negative = isa.bytes_where(0xff, low, high);
-        let codes = isa.add_u(isa.xor(values, negative), isa.and(negative, isa.splat_u(0x0101_0101)));
-        if I::WIDE_OFFSET == 0 {
-            codes
-        } else {
-            isa.xor(codes, isa.splat_u(u32::from(I::WIDE_OFFSET) * 0x0101_0101))
-        }
+        let codes = isa.negate_where(values, low, high);
+        if I::WIDE_OFFSET == 0 { isa.xor(codes, isa.splat_u(0x8080_8080)) } else { codes }
     }
 }
 
-/// Vector `i` of the columns of the block at `p`: codes of consecutive columns.
+/// Vector `i` of the columns of the block at `p`: values of consecutive columns.
 ///
 /// # Safety
 /// The block is readable.
 #[inline(always)]
-unsafe fn vector<I: Isa, B: Codebook>(isa: I, p: *const u8, i: usize) -> I::U {
+unsafe fn values<I: Isa, B: Codebook>(isa: I, p: *const u8, ahead: &Ahead, i: usize) -> I::U {
     let parts = I::LANES / 8;
     let mut words = [0; MAX_LANES / 2];
-    let mut stored = 0;
     for part in 0..parts {
         // SAFETY: by the caller.
-        let (values, bits) = unsafe { B::sub_block(p, i * parts + part) };
-        for (k, values) in values.into_iter().enumerate() {
+        for (k, values) in unsafe { B::values(isa, p, ahead, i * parts + part) }.into_iter().enumerate() {
             words[4 * part + k] = values;
         }
-        stored |= u64::from(bits) << (32 * part);
     }
-    let bits = B::bits(stored);
-    B::codes(isa, isa.of_words(words), bits as u32, (bits >> 32) as u32)
+    isa.of_words(words)
+}
+
+/// The same as codes.
+///
+/// # Safety
+/// The block is readable.
+#[inline(always)]
+unsafe fn codes<I: Isa, B: Codebook>(isa: I, p: *const u8, ahead: &Ahead, i: usize) -> I::U {
+    let first = i * (I::LANES / 8);
+    let high = if I::LANES == 16 { ahead.bits[first + 1] } else { 0 };
+    // SAFETY: by the caller.
+    B::codes(isa, unsafe { values::<I, B>(isa, p, ahead, i) }, ahead.bits[first], high)
 }
 
 /// Codes of a tile before they are transposed: (row, column), u8.
@@ -132,6 +140,9 @@ impl<B: Codebook> Format for Coded<B> {
     const BITS: u32 = B::BITS;
     const BYTES: usize = B::BYTES;
     const ZERO: i32 = B::ZERO;
+    const AHEAD: bool = true;
+    const SIGNS: bool = B::SIGNS;
+    const SHIFTS: bool = B::SHIFTS;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
@@ -142,17 +153,19 @@ impl<B: Codebook> Format for Coded<B> {
     fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
         let plane = rows.plane(0);
         let first = plane.span(col / TILE_COLS * B::BYTES, B::BYTES);
-        let mut codes = Rows([[0; TILE_COLS]; MAX_LANES]);
-        for (row, codes) in codes.0.iter_mut().enumerate().take(I::LANES) {
+        let mut decoded = Rows([[0; TILE_COLS]; MAX_LANES]);
+        for (row, decoded) in decoded.0.iter_mut().enumerate().take(I::LANES) {
             let block = first.wrapping_add(row * plane.stride());
-            for (i, codes) in codes.chunks_exact_mut(4 * I::LANES).enumerate() {
-                // SAFETY: `span` has checked that all rows have this block; a vector has 4 · LANES bytes.
-                unsafe { isa.store_u(codes.as_mut_ptr().cast(), vector::<I, B>(isa, block, i)) };
+            // SAFETY: `span` has checked that all rows have this block.
+            let ahead = unsafe { B::ahead(isa, block) };
+            for (i, decoded) in decoded.chunks_exact_mut(4 * I::LANES).enumerate() {
+                // SAFETY: as above; a vector has 4 · LANES bytes.
+                unsafe { isa.store_u(decoded.as_mut_ptr().cast(), codes::<I, B>(isa, block, &ahead, i)) };
             }
         }
         for sub in 0..TILE_COLS / BLOCK {
             for half in 0..2 {
-                let at = codes.0.as_ptr().cast::<u8>().wrapping_add(BLOCK * sub + 16 * half);
+                let at = decoded.0.as_ptr().cast::<u8>().wrapping_add(BLOCK * sub + 16 * half);
                 // SAFETY: 16 of each row's bytes.
                 let words = unsafe { isa.load_transposed(at, TILE_COLS) };
                 for (k, words) in words.into_iter().enumerate() {
@@ -163,9 +176,22 @@ impl<B: Codebook> Format for Coded<B> {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn ahead<I: Isa>(self, isa: I, p: *const u8) -> Ahead {
         // SAFETY: by the caller.
-        unsafe { [vector::<I, B>(isa, p, 2 * group), vector::<I, B>(isa, p, 2 * group + 1)] }
+        unsafe { B::ahead(isa, p) }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, ahead: &Ahead, group: usize) -> [I::U; 2] {
+        let (first, second) = (2 * group, 2 * group + 1);
+        // SAFETY: by the caller.
+        unsafe {
+            if B::SIGNS || B::SHIFTS {
+                [values::<I, B>(isa, p, ahead, first), values::<I, B>(isa, p, ahead, second)]
+            } else {
+                [codes::<I, B>(isa, p, ahead, first), codes::<I, B>(isa, p, ahead, second)]
+            }
+        }
     }
 }
 
@@ -179,47 +205,83 @@ unsafe fn u16_at(p: *const u8) -> u16 {
     u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
 }
 
-/// As [`u16_at`].
+/// The entry of that number. Compilers would make gathers of several, which take longer.
 ///
 /// # Safety
-/// As there.
+/// There is one.
 #[inline(always)]
-unsafe fn u32_at(p: *const u8) -> u32 {
+unsafe fn entry<I: Isa, T: Copy>(isa: I, book: &[T], number: usize) -> T {
     // SAFETY: by the caller.
-    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
+    unsafe { *book.get_unchecked(isa.scalar(number)) }
 }
 
-/// As [`u16_at`].
+/// Eight words from `p`, in the lowest eight lanes.
 ///
 /// # Safety
-/// As there.
+/// They are readable.
 #[inline(always)]
-unsafe fn u64_at(p: *const u8) -> u64 {
+unsafe fn eight_words<I: Isa>(isa: I, p: *const u8) -> I::U {
     // SAFETY: by the caller.
-    u64::from_le(unsafe { p.cast::<u64>().read_unaligned() })
+    unsafe { isa.load_parts(p, p) }
 }
 
-/// Byte `i`.
+/// The lowest eight lanes.
 #[inline(always)]
-fn byte(word: u32, i: usize) -> usize {
-    (word >> (8 * i)) as usize & 255
+fn eight_lanes<I: Isa>(isa: I, v: I::U) -> [u32; SUBS] {
+    let mut lanes = [0; MAX_LANES];
+    // SAFETY: LANES ≤ MAX_LANES.
+    unsafe { isa.store_u(lanes.as_mut_ptr(), v) };
+    let [a, b, c, d, e, f, g, h, ..] = lanes;
+    [a, b, c, d, e, f, g, h]
 }
 
-/// Sets the top bit of all bytes so that an even number of their bits are set.
+/// Of each sub-block, numbers of four entries: the bytes of `low` and, above them, the bits of `high` that are set in `more`.
 #[inline(always)]
-fn even(seven: u64) -> u64 {
-    let parity = seven ^ seven >> 4;
-    let parity = parity ^ parity >> 2;
-    let parity = parity ^ parity >> 1;
-    seven | (parity & 0x0101_0101_0101_0101) << 7
+fn four_numbers<I: Isa>(isa: I, low: I::U, high: [I::U; 4], more: u32) -> [[u32; SUBS]; 4] {
+    let (byte, more) = (isa.splat_u(0xff), isa.splat_u(more));
+    let [a, b, c, d] = high;
+    let first = isa.or(isa.and(low, byte), isa.and(a, more));
+    let second = isa.or(isa.and(isa.shr::<8>(low), byte), isa.and(b, more));
+    let third = isa.or(isa.and(isa.shr::<16>(low), byte), isa.and(c, more));
+    let fourth = isa.or(isa.shr::<24>(low), isa.and(d, more));
+    [eight_lanes(isa, first), eight_lanes(isa, second), eight_lanes(isa, third), eight_lanes(isa, fourth)]
 }
 
-/// Signs from four times seven bits of each half.
+/// [`Ahead`] of four entries a sub-block.
 #[inline(always)]
-fn signs_of_28_bits(stored: u64) -> u64 {
-    let both = |mask: u64| mask | mask << 32;
-    let low = stored & both(0x7f) | stored << 1 & both(0x7f00);
-    even(low | stored << 2 & both(0x7f_0000) | stored << 3 & both(0x7f00_0000))
+fn ahead_of_four(numbers: [[u32; SUBS]; 4], bits: [u32; SUBS]) -> Ahead {
+    let [a, b, c, d] = numbers;
+    let mut ahead = Ahead { bits, ..Ahead::NOTHING };
+    (ahead.numbers[0], ahead.numbers[1], ahead.numbers[2], ahead.numbers[3]) = (a, b, c, d);
+    ahead
+}
+
+/// Sets the top bit of all bytes, whose others are `seven`, so that an even number of their bits are set.
+#[inline(always)]
+fn even<I: Isa>(isa: I, seven: I::U) -> I::U {
+    /// The top bit of an odd number of bits.
+    const ODD: [u8; 16] = [0, 128, 128, 0, 128, 0, 0, 128, 128, 0, 0, 128, 0, 128, 128, 0];
+    let nibble = isa.splat_u(0x0f0f_0f0f);
+    let low = isa.lookup(&ODD, isa.and(seven, nibble));
+    let high = isa.lookup(&ODD, isa.and(isa.shr::<4>(seven), nibble));
+    isa.or(seven, isa.xor(low, high))
+}
+
+/// Signs from four times seven bits.
+#[inline(always)]
+fn signs_of_28_bits<I: Isa>(isa: I, v: I::U) -> I::U {
+    let first = isa.and(v, isa.splat_u(0x7f));
+    let second = isa.and(isa.shl::<1>(v), isa.splat_u(0x7f00));
+    let third = isa.and(isa.shl::<2>(v), isa.splat_u(0x7f_0000));
+    let fourth = isa.and(isa.shl::<3>(v), isa.splat_u(0x7f00_0000));
+    even(isa, isa.or(isa.or(first, second), isa.or(third, fourth)))
+}
+
+/// The top seven bits of both halves, a byte each.
+#[inline(always)]
+fn signs_of_two_codes<I: Isa>(isa: I, v: I::U) -> I::U {
+    let first = isa.and(isa.shr::<9>(v), isa.splat_u(0x7f));
+    isa.or(first, isa.and(isa.shr::<17>(v), isa.splat_u(0x7f00)))
 }
 
 /// 2s + 1, s being the lowest `BITS` bits of each lane.
@@ -256,6 +318,7 @@ impl Codebook for Iq2Xxs {
     const BITS: u32 = 8;
     const BYTES: usize = 66;
     const ZERO: i32 = 128;
+    const SIGNS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -269,19 +332,20 @@ impl Codebook for Iq2Xxs {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let (codes, signs) = unsafe { (u32_at(p.add(2 + 8 * sub)), u32_at(p.add(6 + 8 * sub))) };
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4] {
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            *values = IQ2_XXS[byte(codes, i)];
+            // SAFETY: by the caller; there are 256 entries.
+            *values = unsafe { entry(isa, &IQ2_XXS, usize::from(*p.add(2 + 8 * sub + i))) };
         }
-        (values, signs)
+        values
     }
 
     #[inline(always)]
-    fn bits(stored: u64) -> u64 {
-        signs_of_28_bits(stored)
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let [_, signs] = unsafe { isa.load_eight_pairs(p.add(2)) };
+        Ahead { bits: eight_lanes(isa, signs_of_28_bits(isa, signs)), ..Ahead::NOTHING }
     }
 }
 
@@ -294,6 +358,7 @@ impl Codebook for Iq2Xs {
     const BITS: u32 = 8;
     const BYTES: usize = 74;
     const ZERO: i32 = 128;
+    const SIGNS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -304,22 +369,22 @@ impl Codebook for Iq2Xs {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let codes = unsafe { u64_at(p.add(2 + 8 * sub)) };
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4] {
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            *values = IQ2_XS[(codes >> (16 * i)) as usize & 511];
+            // SAFETY: by the caller; there are 512 entries.
+            *values = unsafe { entry(isa, &IQ2_XS, usize::from(u16_at(p.add(2 + 8 * sub + 2 * i))) & 511) };
         }
-        // Seven bits on top of each code, a byte each.
-        let signs = codes >> 9 & 0x007f_007f_007f_007f;
-        let signs = (signs | signs >> 8) & 0x0000_ffff_0000_ffff;
-        (values, (signs | signs >> 16) as u32)
+        values
     }
 
     #[inline(always)]
-    fn bits(stored: u64) -> u64 {
-        even(stored)
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let [first, second] = unsafe { isa.load_eight_pairs(p.add(2)) };
+        let (first, second) = (signs_of_two_codes(isa, first), signs_of_two_codes(isa, second));
+        let signs = even(isa, isa.or(first, isa.shl::<16>(second)));
+        Ahead { bits: eight_lanes(isa, signs), ..Ahead::NOTHING }
     }
 }
 
@@ -332,6 +397,7 @@ impl Codebook for Iq2S {
     const BITS: u32 = 8;
     const BYTES: usize = 82;
     const ZERO: i32 = 128;
+    const SIGNS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -342,15 +408,23 @@ impl Codebook for Iq2S {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let (low, signs, high) =
-            unsafe { (u32_at(p.add(2 + 4 * sub)), u32_at(p.add(34 + 4 * sub)), *p.add(66 + sub)) };
+    unsafe fn values<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            *values = IQ2_S[byte(low, i) | usize::from(high) << (8 - 2 * i) & 0x300];
+            // SAFETY: there are 1,024 entries, and numbers have ten bits.
+            *values = unsafe { entry(isa, &IQ2_S, ahead.numbers[i][sub] as usize) };
         }
-        (values, signs)
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let (low, high, signs) = unsafe {
+            (eight_words(isa, p.add(2)), isa.load_eight_u8(p.add(66)), eight_words(isa, p.add(34)))
+        };
+        let high = [isa.shl::<8>(high), isa.shl::<6>(high), isa.shl::<4>(high), isa.shl::<2>(high)];
+        ahead_of_four(four_numbers(isa, low, high, 0x300), eight_lanes(isa, signs))
     }
 }
 
@@ -363,6 +437,7 @@ impl Codebook for Iq3Xxs {
     const BITS: u32 = 8;
     const BYTES: usize = 98;
     const ZERO: i32 = 128;
+    const SIGNS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -376,28 +451,28 @@ impl Codebook for Iq3Xxs {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let (codes, signs) = unsafe { (u64_at(p.add(2 + 8 * sub)), u32_at(p.add(66 + 4 * sub))) };
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4] {
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            let first = IQ3_XXS[(codes >> (16 * i)) as usize & 255];
-            let second = IQ3_XXS[(codes >> (16 * i + 8)) as usize & 255];
+            // SAFETY: by the caller; there are 256 entries.
+            let (first, second) = unsafe {
+                let numbers = p.add(2 + 8 * sub + 2 * i);
+                (
+                    entry(isa, &IQ3_XXS, usize::from(*numbers)),
+                    entry(isa, &IQ3_XXS, usize::from(*numbers.add(1))),
+                )
+            };
             *values = u64::from(first) | u64::from(second) << 32;
         }
-        (values, signs)
+        values
     }
 
     #[inline(always)]
-    fn bits(stored: u64) -> u64 {
-        signs_of_28_bits(stored)
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let signs = unsafe { eight_words(isa, p.add(66)) };
+        Ahead { bits: eight_lanes(isa, signs_of_28_bits(isa, signs)), ..Ahead::NOTHING }
     }
-}
-
-/// Byte `i` of `low` and, above it, bit `i` of `ninth`.
-#[inline(always)]
-fn nine_bits(low: u64, ninth: u8, i: usize) -> usize {
-    (low >> (8 * i)) as usize & 255 | usize::from(ninth) << (8 - i) & 256
 }
 
 /// IQ3_S.
@@ -409,6 +484,7 @@ impl Codebook for Iq3S {
     const BITS: u32 = 5;
     const BYTES: usize = 110;
     const ZERO: i32 = 16;
+    const SIGNS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -419,23 +495,36 @@ impl Codebook for Iq3S {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let (low, ninth, signs) =
-            unsafe { (u64_at(p.add(2 + 8 * sub)), *p.add(66 + sub), u32_at(p.add(74 + 4 * sub))) };
+    unsafe fn values<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
         let mut values = [0; 4];
         for (i, values) in values.iter_mut().enumerate() {
-            let first = IQ3_S[nine_bits(low, ninth, 2 * i)];
-            let second = IQ3_S[nine_bits(low, ninth, 2 * i + 1)];
+            let (first, second) =
+                (ahead.numbers[2 * i][sub] as usize, ahead.numbers[2 * i + 1][sub] as usize);
+            // SAFETY: there are 512 entries, and numbers have nine bits.
+            let (first, second) = unsafe { (entry(isa, &IQ3_S, first), entry(isa, &IQ3_S, second)) };
             *values = u64::from(first) | u64::from(second) << 32;
         }
-        (values, signs)
+        values
     }
 
-    /// 32 − (16 + m) is all bits of 16 + m inverted but the lowest, as magnitudes m are odd.
+    #[inline(always)]
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let ([low, next], ninth, signs) = unsafe {
+            (isa.load_eight_pairs(p.add(2)), isa.load_eight_u8(p.add(66)), eight_words(isa, p.add(74)))
+        };
+        let first = [isa.shl::<8>(ninth), isa.shl::<7>(ninth), isa.shl::<6>(ninth), isa.shl::<5>(ninth)];
+        let last = [isa.shl::<4>(ninth), isa.shl::<3>(ninth), isa.shl::<2>(ninth), isa.shl::<1>(ninth)];
+        let [a, b, c, d] = four_numbers(isa, low, first, 0x100);
+        let [e, f, g, h] = four_numbers(isa, next, last, 0x100);
+        Ahead { numbers: [a, b, c, d, e, f, g, h], bits: eight_lanes(isa, signs) }
+    }
+
+    /// 16 + m; 32 − (16 + m) is all of its bits inverted but the lowest, as magnitudes m are odd.
     #[inline(always)]
     fn codes<I: Isa>(isa: I, values: I::U, low: u32, high: u32) -> I::U {
-        isa.xor(values, isa.bytes_where(0x1e, low, high))
+        let codes = isa.xor(values, isa.splat_u(0x1010_1010));
+        isa.xor(codes, isa.bytes_where(0x1e, low, high))
     }
 }
 
@@ -448,26 +537,35 @@ impl Codebook for Iq1S {
     const BITS: u32 = 5;
     const BYTES: usize = 50;
     const ZERO: i32 = 16;
+    const SHIFTS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
         let block = rows.plane(0).block::<50>(col / TILE_COLS * 50);
         set_factor(isa, block, 0.125, tile);
         for (pair, word) in block.words(isa, 34).into_iter().enumerate() {
-            tile.set_scale(isa, 2 * pair, odd::<I, 3>(isa, isa.shr::<12>(word)));
-            tile.set_scale(isa, 2 * pair + 1, odd::<I, 3>(isa, isa.shr::<28>(word)));
+            for (sub, word) in [(2 * pair, isa.shl::<16>(word)), (2 * pair + 1, word)] {
+                tile.set_scale(isa, sub, odd::<I, 3>(isa, isa.shr::<28>(word)));
+                // What codes are short of where they are shifted upwards.
+                let up = isa.sub_u(isa.splat_u(1), isa.shr::<31>(word));
+                tile.set_bias(isa, sub, isa.to_f32(isa.shl::<1>(up)));
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
+    unsafe fn values<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
+        // SAFETY: [`four_numbers`] has set eight bits and three.
+        unsafe { iq1_values(isa, ahead, sub) }
+    }
+
+    #[inline(always)]
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
         // SAFETY: by the caller.
-        let (low, high) = unsafe { (u32_at(p.add(2 + 4 * sub)), u16_at(p.add(34 + 2 * sub))) };
-        let mut values = [0; 4];
-        for (i, values) in values.iter_mut().enumerate() {
-            *values = IQ1[byte(low, i) | usize::from(high) << 8 >> (3 * i) & 0x700];
-        }
-        (values, u32::from(high >> 15).wrapping_sub(1))
+        let (low, high) = unsafe { (eight_words(isa, p.add(2)), isa.load_eight_u16(p.add(34).cast())) };
+        let up = isa.sub_u(isa.shr::<15>(high), isa.splat_u(1));
+        let high = [isa.shl::<8>(high), isa.shl::<5>(high), isa.shl::<2>(high), isa.shr::<1>(high)];
+        ahead_of_four(four_numbers(isa, low, high, 0x700), eight_lanes(isa, up))
     }
 
     #[inline(always)]
@@ -509,28 +607,42 @@ impl Codebook for Iq1M {
     }
 
     #[inline(always)]
-    unsafe fn sub_block(p: *const u8, sub: usize) -> ([u64; 4], u32) {
-        // SAFETY: by the caller.
-        let (low, high) = unsafe { (u32_at(p.add(4 * sub)), u16_at(p.add(32 + 2 * sub))) };
-        let mut values = [0; 4];
-        for (i, values) in values.iter_mut().enumerate() {
-            *values = IQ1[byte(low, i) | usize::from(high) << 8 >> (4 * i) & 0x700];
-        }
-        (values, u32::from(high))
+    unsafe fn values<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
+        // SAFETY: [`four_numbers`] has set eight bits and three.
+        unsafe { iq1_values(isa, ahead, sub) }
     }
 
-    /// The top bits of four nibbles, for eight values each.
     #[inline(always)]
-    fn bits(stored: u64) -> u64 {
-        let bytes = (stored | stored << 8) & 0x00ff_00ff_00ff_00ff;
-        let nibbles = (bytes | bytes << 4) & 0x0f0f_0f0f_0f0f_0f0f;
-        !((nibbles >> 3 & 0x0101_0101_0101_0101) * 255)
+    unsafe fn ahead<I: Isa>(isa: I, p: *const u8) -> Ahead {
+        // SAFETY: by the caller.
+        let (low, high) = unsafe { (eight_words(isa, p), isa.load_eight_u16(p.add(32).cast())) };
+        // The top bits of four nibbles, for eight values each.
+        let bytes = isa.and(isa.or(high, isa.shl::<8>(high)), isa.splat_u(0x00ff_00ff));
+        let nibbles = isa.or(bytes, isa.shl::<4>(bytes));
+        let down = isa.and(isa.shr::<3>(nibbles), isa.splat_u(0x0101_0101));
+        let up = isa.xor(isa.sub_u(isa.shl::<8>(down), down), isa.splat_u(u32::MAX));
+        let high = [isa.shl::<8>(high), isa.shl::<4>(high), high, isa.shr::<4>(high)];
+        ahead_of_four(four_numbers(isa, low, high, 0x700), eight_lanes(isa, up))
     }
 
     #[inline(always)]
     fn codes<I: Isa>(isa: I, values: I::U, low: u32, high: u32) -> I::U {
         up(isa, values, low, high)
     }
+}
+
+/// 15 + 8q.
+///
+/// # Safety
+/// Numbers have eleven bits.
+#[inline(always)]
+unsafe fn iq1_values<I: Isa>(isa: I, ahead: &Ahead, sub: usize) -> [u64; 4] {
+    let mut values = [0; 4];
+    for (i, values) in values.iter_mut().enumerate() {
+        // SAFETY: there are 2,048 entries; numbers by the caller.
+        *values = unsafe { entry(isa, &IQ1, ahead.numbers[i][sub] as usize) };
+    }
+    values
 }
 
 /// 16 + 8q + 1 where bits are set, 16 + 8q − 1 elsewhere.

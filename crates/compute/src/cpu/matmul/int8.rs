@@ -17,6 +17,8 @@ use crate::cpu::{
 
 /// Sub-blocks of a tile.
 pub(super) const SUBS: usize = TILE_COLS / BLOCK;
+/// Entries of a codebook in a sub-block, at most.
+const MOST_ENTRIES: usize = 8;
 
 /// What kernels have to know of an encoding whose weights are scale · (code − zero) + bias with codes of at most 8 bits.
 pub(super) trait Shape: Copy {
@@ -117,6 +119,12 @@ pub(super) trait Format: Copy {
     const ZERO: i32 = 0;
     /// [`Format::group`] is there.
     const GROUPS: bool = true;
+    /// [`Format::group`] asks for what [`Format::ahead`] finds.
+    const AHEAD: bool = false;
+    /// [`Format::group`] gives magnitudes below 64, whose signs are [`Ahead::bits`]: nothing is to be subtracted from them.
+    const SIGNS: bool = false;
+    /// Codes of [`Format::group`] lack the biases of the tile, whole numbers.
+    const SHIFTS: bool = false;
 
     /// Decodes scales and biases of columns `col`..`col` + `n` of `rows`, `n` being a multiple of the block length
     /// and of 32 and at most [`TILE_COLS`].
@@ -126,11 +134,20 @@ pub(super) trait Format: Copy {
     fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile);
 
     /// Codes of group `group` of one row whose blocks begin at `p`: two vectors of codes of consecutive columns, or
-    /// of consecutive columns in each half; [`Format::subs`] says which.
+    /// of consecutive columns in each half; [`Format::subs`] says which. `ahead` is of this row, if there is any.
     ///
     /// # Safety
     /// The row's blocks up to the end of this group are readable at `p`; they are whole blocks.
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2];
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, ahead: &Ahead, group: usize) -> [I::U; 2];
+
+    /// What is wanted of the row's block of [`TILE_COLS`] columns at `p` before its groups.
+    ///
+    /// # Safety
+    /// The block is readable.
+    #[inline(always)]
+    unsafe fn ahead<I: Isa>(self, _isa: I, _p: *const u8) -> Ahead {
+        Ahead::NOTHING
+    }
 
     /// Which sub-blocks of 32 columns the vectors of [`Format::group`] consist of; with eight lanes a vector holds one
     /// and the second is meaningless.
@@ -142,6 +159,19 @@ pub(super) trait Format: Copy {
             [[2 * group; 2], [2 * group + 1; 2]]
         }
     }
+}
+
+/// What is found of all columns of a row's tile at once and passes through memory, to be looked up later.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// Numbers of a codebook's entries: (entry of a sub-block, sub-block).
+    pub(super) numbers: [[u32; SUBS]; MOST_ENTRIES],
+    /// A bit a column of each sub-block.
+    pub(super) bits: [u32; SUBS],
+}
+
+impl Ahead {
+    pub(super) const NOTHING: Self = Self { numbers: [[0; SUBS]; MOST_ENTRIES], bits: [0; SUBS] };
 }
 
 /// Decoded weights; lanes are rows.
@@ -435,14 +465,33 @@ impl<F: Format> Kernel for DotRows<'_, F> {
         // A loop that is unrolled needs more registers than there are.
         for quad in 0..black_box(I::LANES / 4) {
             let first = self.first.wrapping_add(4 * quad * self.stride);
+            let mut ahead = [Ahead::NOTHING; 4];
+            if const { F::AHEAD } {
+                for i in 0..4 {
+                    // SAFETY: blocks of LANES rows begin at `self.first`.
+                    ahead[i] = unsafe { self.format.ahead(isa, first.add(i * self.stride)) };
+                }
+            }
             for group in 0..n_groups {
                 self.next.advance();
+                let subs = F::subs(I::LANES, group);
                 let mut dots = [[zero; 4]; 2];
                 for i in 0..4 {
-                    // SAFETY: these blocks of LANES rows begin at `self.first`.
-                    let codes = unsafe { self.format.group(isa, first.add(i * self.stride), group) };
+                    // SAFETY: as above.
+                    let codes =
+                        unsafe { self.format.group(isa, first.add(i * self.stride), &ahead[i], group) };
                     for v in 0..2 {
-                        dots[v][i] = dot::<I, F::Shape>(isa, start[group][v], codes[v], x[group][v]);
+                        let x = x[group][v];
+                        dots[v][i] = if const { F::SIGNS } {
+                            let [low, high] = subs[v];
+                            isa.dot(
+                                zero,
+                                codes[v],
+                                isa.negate_where(x, ahead[i].bits[low], ahead[i].bits[high]),
+                            )
+                        } else {
+                            dot::<I, F::Shape>(isa, start[group][v], codes[v], x)
+                        };
                     }
                 }
                 for v in 0..2 {
@@ -463,7 +512,12 @@ impl<F: Format> Kernel for DotRows<'_, F> {
 /// What [`DotRows`] left, added up: Σ (code − zero) · x of each sub-block or, if the format has scales for 16 columns, of its
 /// first and its last 16; lanes are rows.
 #[inline(always)]
-pub(super) fn exact_dots<I: Isa, F: Format>(isa: I, lanes: &Lanes, blocks: &[Q8Block]) -> [[I::F; 2]; SUBS] {
+pub(super) fn exact_dots<I: Isa, F: Format>(
+    isa: I,
+    tile: &Tile,
+    lanes: &Lanes,
+    blocks: &[Q8Block],
+) -> [[I::F; 2]; SUBS] {
     let none = isa.splat_u(0);
     let mut dots = [[none; 2]; SUBS];
     for group in 0..TILE_COLS / (8 * I::LANES) {
@@ -490,7 +544,7 @@ pub(super) fn exact_dots<I: Isa, F: Format>(isa: I, lanes: &Lanes, blocks: &[Q8B
             }
         }
     }
-    let zero = zero_point::<I, F::Shape>(F::ZERO);
+    let zero = if F::SIGNS { 0 } else { zero_point::<I, F::Shape>(F::ZERO) };
     let mut exact = [[isa.splat(0.0); 2]; SUBS];
     for sub in 0..SUBS {
         let mut dots = dots[sub];
@@ -501,6 +555,11 @@ pub(super) fn exact_dots<I: Isa, F: Format>(isa: I, lanes: &Lanes, blocks: &[Q8B
             dots[1] = isa.add_u(dots[1], isa.splat_u((-zero * second) as u32));
         }
         exact[sub] = [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
+        if const { F::SHIFTS } {
+            let [first, second] = blocks[sub].sums;
+            exact[sub][0] =
+                isa.mul_add(tile.bias(isa, sub), isa.splat((first + second) as f32), exact[sub][0]);
+        }
     }
     exact
 }
@@ -519,7 +578,7 @@ impl<F: Format> Kernel for AddQuads<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let dots = exact_dots::<I, F>(isa, self.lanes, self.blocks);
+        let dots = exact_dots::<I, F>(isa, self.tile, self.lanes, self.blocks);
         let Self { tile, sums, .. } = self;
         let sum = sums.get(isa, 0);
         let mut acc = begin::<I, F::Shape>(isa, sum);

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::{
     affine::{Affine4, Affine8, Groups},
-    int8::{Biased, Centred, Format, Shape, Tile, WideBiased, WideCentred},
+    int8::{Ahead, Biased, Centred, Format, Shape, Tile, WideBiased, WideCentred},
     tile::TileRows,
 };
 use crate::{
@@ -128,13 +128,13 @@ impl<S: Shape, const BITS: usize> Format for Integers<S, BITS> {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, ahead: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: by the caller; the layouts are the same.
         unsafe {
             if BITS == 4 {
-                Affine4(self.groups).group(isa, p, group)
+                Affine4(self.groups).group(isa, p, ahead, group)
             } else {
-                Affine8(self.groups).group(isa, p, group)
+                Affine8(self.groups).group(isa, p, ahead, group)
             }
         }
     }

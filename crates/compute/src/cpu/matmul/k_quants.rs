@@ -1,7 +1,7 @@
 //! Decoders of ggml's k-quants; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Format, HalvesBiased, HalvesCentred, SuperBiased, Tile},
+    int8::{Ahead, Format, HalvesBiased, HalvesCentred, SuperBiased, Tile},
     tile::{Block, TILE_COLS, TileRows},
 };
 use crate::cpu::simd::Isa;
@@ -48,7 +48,7 @@ impl Format for Q2K {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
         // SAFETY: 32 bytes of two-bit values, by the caller.
         let qs = unsafe { isa.load_parts(p.add(16 + 32 * n), p.add(16 + 32 * n)) };
@@ -104,7 +104,7 @@ impl Format for Q3K {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
         // SAFETY: 32 bytes of two-bit values and 32 of third bits, by the caller.
         let (qs, high) =
@@ -171,7 +171,7 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let low = isa.splat_u(0x0f0f_0f0f);
         // SAFETY: the 4 · LANES bytes of this group's nibbles, by the caller.
         let qs = unsafe { isa.load_u(p.add(16 + 4 * I::LANES * group).cast()) };
@@ -222,7 +222,7 @@ impl Format for Q5K {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let (low, fifth) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x1010_1010));
         // SAFETY: the 4 · LANES bytes of this group's nibbles and the 32 bytes of high bits, by the caller.
         let (qs, high) = unsafe {
@@ -298,7 +298,7 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
         // Half of the block and, with eight lanes, half of the half.
         let (n, i) = if I::LANES == 16 { (group, 0) } else { (group / 2, group % 2) };

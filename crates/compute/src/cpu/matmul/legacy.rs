@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    int8::{Biased, Centred, Format, Shape, Tile, WideCentred},
+    int8::{Ahead, Biased, Centred, Format, Shape, Tile, WideCentred},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -71,7 +71,7 @@ impl<S: Shape, const BITS: u32, const BYTES: usize> Format for Nibbles<S, BITS, 
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         if BITS == 4 {
             // SAFETY: blocks of this group, by the caller.
             return unsafe { nibble_group::<I, BYTES>(isa, p, group, Self::CODES) };
@@ -157,7 +157,7 @@ impl Format for Q8 {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let flip = isa.splat_u(u32::from(128 ^ I::WIDE_OFFSET) * 0x0101_0101);
         let parts = I::LANES / 8;
         let mut out = [isa.splat_u(0); 2];

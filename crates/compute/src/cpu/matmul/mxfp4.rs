@@ -2,7 +2,7 @@
 //! integer + 16 and scales are halved.
 
 use super::{
-    int8::{Centred, Format, HalvesCentred, Tile},
+    int8::{Ahead, Centred, Format, HalvesCentred, Tile},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -42,7 +42,7 @@ impl Format for Mxfp4 {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         let parts = I::LANES / 8;
         let mut out = [isa.splat_u(0); 2];
         for (v, out) in out.iter_mut().enumerate() {
@@ -97,7 +97,7 @@ impl Format for Mxfp4Planes {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: the 4 · LANES bytes of this group, by the caller.
         let (first, second) = unsafe {
             let p = p.add(4 * I::LANES * group);
@@ -152,9 +152,9 @@ impl Format for Nvfp4 {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, ahead: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: by the caller; the layouts are the same.
-        unsafe { Mxfp4Planes.group(isa, p, group) }
+        unsafe { Mxfp4Planes.group(isa, p, ahead, group) }
     }
 }
 

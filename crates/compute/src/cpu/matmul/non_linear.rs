@@ -2,7 +2,7 @@
 //! the value + 128.
 
 use super::{
-    int8::{Format, SuperCentred, Tile, WideCentred},
+    int8::{Ahead, Format, SuperCentred, Tile, WideCentred},
     legacy::{nibble_group, scales},
     tile::{TILE_COLS, TileRows},
 };
@@ -35,7 +35,7 @@ impl Format for Iq4Nl {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: blocks of this group, by the caller.
         let [first, second] = unsafe { nibble_group::<I, 18>(isa, p, group, 2) };
         [look_up(isa, first), look_up(isa, second)]
@@ -76,7 +76,7 @@ impl Format for Iq4Xs {
     }
 
     #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
         // SAFETY: sub-blocks of 16 bytes each follow eight bytes of scales, by the caller.
         let [first, second] = unsafe { nibble_group::<I, 16>(isa, p, group, 8) };
         [look_up(isa, first), look_up(isa, second)]

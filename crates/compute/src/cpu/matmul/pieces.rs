@@ -412,7 +412,7 @@ impl<F: Pieces> Kernel for AddPieces<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Self { tile, lanes, blocks, first, team, .. } = self;
-        let dots = exact_dots::<I, F>(isa, lanes, blocks);
+        let dots = exact_dots::<I, F>(isa, tile, lanes, blocks);
         add::<I, F>(isa, &Columns { tile, blocks, dots: &dots }, TILE_COLS / F::PIECE, first, team);
     }
 }

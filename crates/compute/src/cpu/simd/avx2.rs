@@ -62,6 +62,17 @@ unsafe fn load_pair(p: *const u8, stride: usize, i: usize) -> __m256i {
     }
 }
 
+/// Bytes of ones where `bits` are set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bytes_where(bits: u32) -> __m256i {
+    // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
+    let index = _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), index);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
 impl Isa for Avx2 {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -88,6 +99,23 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_u16(self, p: *const u16) -> Self::U {
         proven!(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u8(self, p: *const u8) -> Self::U {
+        proven!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u16(self, p: *const u16) -> Self::U {
+        // SAFETY: by the caller.
+        unsafe { self.load_u16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_pairs(self, p: *const u8) -> [Self::U; 2] {
+        // SAFETY: by the caller.
+        unsafe { self.load_pairs(p) }
     }
 
     #[inline(always)]
@@ -162,14 +190,14 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn bytes_where(self, byte: u8, low: u32, _: u32) -> Self::U {
+        proven!(_mm256_and_si256(bytes_where(low), _mm256_set1_epi8(byte as i8)))
+    }
+
+    #[inline(always)]
+    fn negate_where(self, a: Self::U, low: u32, _: u32) -> Self::U {
         proven!({
-            // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
-            let index =
-                _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
-            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(low as i32), index);
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-            _mm256_and_si256(set, _mm256_set1_epi8(byte as i8))
+            let negative = bytes_where(low);
+            _mm256_sub_epi8(_mm256_xor_si256(a, negative), negative)
         })
     }
 

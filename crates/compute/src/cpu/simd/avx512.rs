@@ -123,6 +123,26 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_eight_u8(self, p: *const u8) -> Self::U {
+        proven!(_mm512_zextsi256_si512(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u16(self, p: *const u16) -> Self::U {
+        proven!(_mm512_zextsi256_si512(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_pairs(self, p: *const u8) -> [Self::U; 2] {
+        proven!({
+            let pairs = _mm512_loadu_si512(p.cast());
+            let first = _mm512_cvtepi64_epi32(pairs);
+            let second = _mm512_cvtepi64_epi32(_mm512_srli_epi64::<32>(pairs));
+            [_mm512_zextsi256_si512(first), _mm512_zextsi256_si512(second)]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::U {
         proven!(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
     }
@@ -186,6 +206,15 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn scalar(self, mut n: usize) -> usize {
+        // SAFETY: no instruction.
+        unsafe {
+            core::arch::asm!("/* {0} */", inout(reg) n, options(pure, nomem, nostack, preserves_flags));
+        }
+        n
+    }
+
+    #[inline(always)]
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
         proven!({
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
@@ -196,6 +225,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn bytes_where(self, byte: u8, low: u32, high: u32) -> Self::U {
         proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), byte as i8))
+    }
+
+    #[inline(always)]
+    fn negate_where(self, a: Self::U, low: u32, high: u32) -> Self::U {
+        proven!(_mm512_mask_sub_epi8(a, u64::from(high) << 32 | u64::from(low), _mm512_setzero_si512(), a))
     }
 
     #[inline(always)]

@@ -58,6 +58,14 @@ fn bytes_where(byte: u8, bits: u32, from: u8) -> uint32x4_t {
     vreinterpretq_u32_u8(vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(byte)))
 }
 
+/// The bytes of `a`, negated where `negative` is all ones.
+#[inline]
+#[target_feature(enable = "neon")]
+fn negate_where(a: uint32x4_t, negative: uint32x4_t) -> uint32x4_t {
+    let inverted = vreinterpretq_u8_u32(veorq_u32(a, negative));
+    vreinterpretq_u32_u8(vsubq_u8(inverted, vreinterpretq_u8_u32(negative)))
+}
+
 impl Isa for Neon {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -87,6 +95,26 @@ impl Isa for Neon {
             let halves = vld1q_u16(p);
             [vmovl_u16(vget_low_u16(halves)), vmovl_high_u16(halves)]
         })
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u8(self, p: *const u8) -> Self::U {
+        proven!({
+            let halves = vmovl_u8(vld1_u8(p));
+            [vmovl_u16(vget_low_u16(halves)), vmovl_high_u16(halves)]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u16(self, p: *const u16) -> Self::U {
+        // SAFETY: by the caller.
+        unsafe { self.load_u16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_pairs(self, p: *const u8) -> [Self::U; 2] {
+        // SAFETY: by the caller.
+        unsafe { self.load_pairs(p) }
     }
 
     #[inline(always)]
@@ -168,6 +196,14 @@ impl Isa for Neon {
     #[inline(always)]
     fn bytes_where(self, byte: u8, low: u32, _: u32) -> Self::U {
         proven!([bytes_where(byte, low, 0), bytes_where(byte, low, 16)])
+    }
+
+    #[inline(always)]
+    fn negate_where(self, a: Self::U, low: u32, _: u32) -> Self::U {
+        proven!([
+            negate_where(a[0], bytes_where(0xff, low, 0)),
+            negate_where(a[1], bytes_where(0xff, low, 16))
+        ])
     }
 
     #[inline(always)]

@@ -74,6 +74,24 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_eight_u8(self, p: *const u8) -> Self::U {
+        // SAFETY: by the caller.
+        map(unsafe { p.cast::<[u8; LANES]>().read_unaligned() }, u32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_u16(self, p: *const u16) -> Self::U {
+        // SAFETY: by the caller.
+        unsafe { self.load_u16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_pairs(self, p: *const u8) -> [Self::U; 2] {
+        // SAFETY: by the caller.
+        unsafe { self.load_pairs(p) }
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::U {
         // SAFETY: by the caller.
         map(unsafe { p.cast::<[i8; LANES]>().read_unaligned() }, |v| i32::from(v) as u32)
@@ -151,6 +169,18 @@ impl Isa for Portable {
         for i in 0..LANES {
             let bits = low >> (4 * i) & 15;
             out[i] = ((bits | bits << 7 | bits << 14 | bits << 21) & 0x0101_0101) * u32::from(byte);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn negate_where(self, a: Self::U, low: u32, high: u32) -> Self::U {
+        let negative = self.bytes_where(0xff, low, high);
+        let mut out = [0; LANES];
+        for i in 0..LANES {
+            // −v is v with all bits inverted, + 1: nothing is carried from a byte to the next.
+            let inverted = a[i] ^ negative[i];
+            out[i] = ((inverted & 0x7f7f_7f7f) + (negative[i] & 0x0101_0101)) ^ (inverted & 0x8080_8080);
         }
         out
     }
