@@ -290,7 +290,8 @@ fn few_rows_that_share_floats_have_the_bits_of_single_rows() {
         |dtype: &DType| matches!(dtype, Fp8 { .. } | Fp8_Rows { .. } | Fp8_Whole { .. } | MXFP8_Planes);
     let unpacked = dtypes().into_iter().filter(is_fp8);
     let unpacked = unpacked.chain([Q2_K, Q4_1, IQ2_XXS]).map(|dtype| (dtype, 67, 512));
-    let cases: Vec<_> = unpacked.chain([(BF16, 640, 512), (F16, 640, 512)]).collect();
+    let plain = [(BF16, 640, 512), (F16, 640, 512), (BF16, 8195, 64), (F16, 8195, 64)];
+    let cases: Vec<_> = unpacked.chain(plain).collect();
     for (_, device) in devices() {
         for (dtype, rows, cols) in cases.iter().copied().filter(|_| is_in_part()) {
             check_few(linear_case(dtype, rows, cols, true, Precision::Fast), device, &[2, 3, 5, 8]);
