@@ -1,6 +1,6 @@
 //! Of kernels of routed experts: their products, sums, and where they are kept.
 
-use super::{ActivationConstants, Format, NormConstants, PartConstants, RouteConstants};
+use super::{ActivationConstants, ExpertConstants, Format, NormConstants, PartConstants, RouteConstants};
 
 arguments! {
     ["moe.h" ActivateConstants]
@@ -100,6 +100,10 @@ arguments! {
         has_bias: bool,
         weighs: bool,
     }
+
+    ["floats.h" FloatSumConstants]
+    /// Of `float_sum`.
+    FloatSumConstants { down: ExpertConstants, top_k: usize, has_residual: bool, weighs: bool }
 
     ["few_experts.h" GateUpConstants]
     /// Of `gate_up8_…`.

@@ -75,8 +75,8 @@ arguments! {
     /// Of `batch_tiles`.
     BatchTilesConstants { pairs: usize, experts: usize, tiles: usize, shift: u32 }
 
-    ["batch.h" BatchPlainConstants]
-    /// Of `batch_plain_…`.
+    ["batch.h" BatchPlainConstants, "kept_rows.h" KeptRowsConstants]
+    /// Of `batch_plain_…` and `kept_rows_…`.
     BatchPlainConstants { part: ProductPart, norm: NormConstants, weight: u32, tokens: usize, has_residual: bool }
 
     ["cuda/batched.h" BatchProductsConstants, "cuda/joint_rows.cu" JointProductsConstants]

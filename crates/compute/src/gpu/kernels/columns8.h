@@ -73,10 +73,26 @@ DEVICE Word2 iq3_s_values(uint first, uint second) {
     return r;
 }
 
-// Floats of eight bits (E4M3), 2⁸ times too small: their bits are those of f16 that are.
+// Floats of eight bits (E4M3), which times E4M3_UNIT are what they stand for: where no instruction converts them, their bits are those
+// of f16 that are 2⁸ times too small.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+CONSTANT float E4M3_UNIT = 1.0f;
+#else
+CONSTANT float E4M3_UNIT = 256.0f;
+#endif
 DEVICE Float8 e4m3_floats(const Word2 codes) {
     const uint words[2] = {codes.x, codes.y};
     Float8 r;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#pragma unroll
+    for (uint j = 0; j < 4; ++j) {
+        uint two;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((ushort)(words[j / 2] >> 16 * (j % 2))));
+        r.v[2 * j] = f16_to_f32((ushort)two);
+        r.v[2 * j + 1] = f16_to_f32((ushort)(two >> 16));
+    }
+    return r;
+#else
 #pragma unroll
     for (uint j = 0; j < 2; ++j) {
         // Of each, the magnitude below what makes an exponent of ones if it is not a number.
@@ -89,6 +105,7 @@ DEVICE Float8 e4m3_floats(const Word2 codes) {
         r.v[4 * j + 3] = f16_to_f32((ushort)(odd >> 16));
     }
     return r;
+#endif
 }
 
 // Bits 24 and 25 of a kind of FP8: how its scales are stored.
@@ -96,7 +113,7 @@ CONSTANT uint SCALES_F32 = 0, SCALES_BF16 = 1, SCALES_E8M0 = 2;
 
 DEVICE uint scales_of(uint kind) { return kind >> 24 & 3; }
 
-// Columns 8i..8i + 8 of a row of FP8, 2⁸ times too small, and their scale, which undoes that.
+// Columns 8i..8i + 8 of a row of FP8 in E4M3_UNIT, and their scale times that.
 DEVICE Float8 fp8_floats(const Row row, uint i) {
     const Word2 codes = {load_u32(row.plane0, 8 * i), load_u32(row.plane0, 8 * i + 4)};
     return e4m3_floats(codes);
@@ -105,7 +122,7 @@ template <uint S>
 DEVICE float fp8_factor(const Format f, const Row row, uint i) {
     // Loops whose compiler knows these bits have no branches.
     const uint kind = (f.kind & ~(3u << 24)) | S << 24;
-    return product_of(fp8_scale(kind, row, 8 * i), 256.0f);
+    return product_of(fp8_scale(kind, row, 8 * i), E4M3_UNIT);
 }
 
 // Columns 8i..8i + 8 of a row, all of which are there; not of FP8.

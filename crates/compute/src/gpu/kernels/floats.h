@@ -82,14 +82,21 @@ DEVICE Rows<ROWS> rows_of_warp(const LinearConstants c, const Row weight, uint f
     return rows;
 }
 
+// Asks for ROWS rows from `first` on, as far as there are any.
+DEVICE void prefetch_some(CTX, const Row row, const Format f, uint first, uint rows) {
+    if (first < rows) warp_prefetch(ctx, row.plane0, (first + ROWS <= rows ? ROWS : 1) * f.strides[0]);
+}
+
 // x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows): a warp makes ROWS outputs of one token.
 // Grid: (tokens, rows / ROWS / warps of a group).
 template <uint D, uint S>
 DEVICE void float_linear(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
                          GPTR(const float) residual, GPTR(float) out) {
     const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, token = ctx.group_x();
+    const Rows<ROWS> rows = rows_of_warp(c, weight, first < c.rows ? first : 0);
+    prefetch_some(ctx, rows.row[0], c.weight, first, c.rows);
+    after_previous(ctx);
     if (first >= c.rows) return;
-    const Rows<ROWS> rows = rows_of_warp(c, weight, first);
     const FloatDots<ROWS> dots = float_dots<D, S, ROWS>(ctx, c.weight, rows, x + (ulong)token * c.weight.cols, false, x);
     float sum = team_sums<ROWS>(ctx, dots.sums, 32);
     const uint row = first + ctx.lane() / (32 / ROWS);
@@ -107,9 +114,11 @@ DEVICE void float_joint(CTX, const LinearConstants c, const Row weight, GPTR(con
                         GPTR(const float) residual, GPTR(float) out) {
     constexpr uint N = ROWS * JOINT_TOKENS;
     const uint first = (ctx.group_y() * ctx.warps() + ctx.warp()) * ROWS, cols = c.weight.cols;
-    if (first >= c.rows) return;
     const uint token0 = ctx.group_x() * JOINT_TOKENS, tokens = c.tokens - token0;
-    const Rows<ROWS> rows = rows_of_warp(c, weight, first);
+    const Rows<ROWS> rows = rows_of_warp(c, weight, first < c.rows ? first : 0);
+    prefetch_some(ctx, rows.row[0], c.weight, first, c.rows);
+    after_previous(ctx);
+    if (first >= c.rows) return;
     Sums<N> sums;
 #pragma unroll
     for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
@@ -128,6 +137,49 @@ DEVICE void float_joint(CTX, const LinearConstants c, const Row weight, GPTR(con
     float sum = team_sums<N>(ctx, sums, 32);
     const uint own = ctx.lane() / (32 / N), token = own / ROWS, row = first + own % ROWS;
     if (ctx.lane() % (32 / N) != 0 || row >= c.rows || token >= tokens) return;
+    if (c.has_bias) sum += bias[row];
+    const ulong at = (ulong)(token0 + token) * c.rows + row;
+    if (c.has_residual) sum += residual[at];
+    out[at] = sum;
+}
+
+// The same where there are so few rows that groups of 256 threads make ROWS of them, with other bits.
+// Grid: (tokens / JOINT_TOKENS, rows / ROWS).
+template <uint D, uint S>
+DEVICE void float_group(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
+                        GPTR(const float) residual, SPTR(float) shares, GPTR(float) out) {
+    constexpr uint N = ROWS * JOINT_TOKENS;
+    const uint first = ctx.group_y() * ROWS, cols = c.weight.cols;
+    const uint token0 = ctx.group_x() * JOINT_TOKENS, tokens = c.tokens - token0;
+    const Rows<ROWS> rows = rows_of_warp(c, weight, first);
+    Sums<N> sums;
+#pragma unroll
+    for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
+    Eight w[ROWS];
+    uint i = ctx.thread();
+#pragma unroll
+    for (uint n = 0; n < ROWS; ++n) w[n] = eight_of<D, S>(c.weight, rows.row[n], i < cols / 8 ? i : 0);
+    after_previous(ctx);
+    while (i < cols / 8) {
+#pragma unroll
+        for (uint t = 0; t < JOINT_TOKENS; ++t) {
+            if (t >= tokens) break;
+            const Float8 a = floats8(x + (ulong)(token0 + t) * cols, i);
+#pragma unroll
+            for (uint n = 0; n < ROWS; ++n) sums.v[t * ROWS + n] = with_eight<D>(w[n], a, sums.v[t * ROWS + n]);
+        }
+        i += ctx.threads();
+        if (i >= cols / 8) break;
+#pragma unroll
+        for (uint n = 0; n < ROWS; ++n) w[n] = eight_of<D, S>(c.weight, rows.row[n], i);
+    }
+    const float own = team_sums<N>(ctx, sums, 32);
+    if (ctx.lane() % (32 / N) == 0) shares[ctx.lane() / (32 / N) * 8 + ctx.warp()] = own;
+    barrier(ctx);
+    const uint token = ctx.thread() / ROWS, row = first + ctx.thread() % ROWS;
+    if (ctx.thread() >= N || row >= c.rows || token >= tokens) return;
+    float sum = 0.0f;
+    for (uint k = 0; k < ctx.warps(); ++k) sum += shares[ctx.thread() * 8 + k];
     if (c.has_bias) sum += bias[row];
     const ulong at = (ulong)(token0 + token) * c.rows + row;
     if (c.has_residual) sum += residual[at];
@@ -171,6 +223,11 @@ DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBu
         rows.row[n] = rows.row[ROWS + n];
         if (gates) rows.row[n] = expert_row(b.slots, slot, c.gate, row);
     }
+    // What a warp reads of floats at once is enough.
+    if (D == FP8) {
+        prefetch_some(ctx, rows.row[ROWS], c.up.format, first, inner);
+        if (gates) prefetch_some(ctx, rows.row[0], c.gate.format, first, inner);
+    }
     const GPTR(const float) x = b.x + (ulong)(pair / c.share) * cols;
     const FloatDots<2 * ROWS> dots = float_dots<D, S, 2 * ROWS>(ctx, c.up.format, rows, x, c.norm.has_norm, b.norm);
     const float squares = lane_sum(ctx, dots.squares);
@@ -204,6 +261,71 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
     out[(ulong)pair * c.part.rows + row] = c.has_bias ? sum + bias[expert * c.part.rows + row] : sum;
 }
 
+struct FloatSumConstants {
+    ExpertConstants down;
+    uint top_k, has_residual;
+    // Whether pairs count as much as `weights` says; else all the same.
+    uint weighs;
+};
+
+struct FloatSumBuffers {
+    GPTR(const uchar) slots;
+    GPTR(const uint) table;
+    GPTR(const uint) ids;
+    GPTR(const float) x;
+    GPTR(const float) bias;
+    GPTR(const float) weights;
+    GPTR(const float) residual;
+    GPTR(float) out;
+};
+
+// `float_down` of all of a token's pairs, whose experts are there, and what `moe_combine` makes of them, with its bits: residual +
+// Σ_k weights[k] · the k-th expert's matrix · x → out (tokens, rows). A warp makes an output.
+// Grid: (tokens, rows / warps of a group).
+template <uint D, uint S>
+DEVICE void float_sum(CTX, const FloatSumConstants c, const FloatSumBuffers b) {
+    constexpr uint N = 2 * ROWS;
+    const Part part = c.down.part;
+    const uint row = ctx.group_y() * ctx.warps() + ctx.warp(), token = ctx.group_x(), cols = part.format.cols;
+    if (row >= part.rows) return;
+    float total = 0.0f;
+    for (uint k = 0; k < c.top_k; k += N) {
+        const uint first = token * c.top_k + k;
+        // Of a pair beyond the last, that again.
+        const uint own = k + ctx.lane() < c.top_k ? ctx.lane() : c.top_k - 1 - k;
+        const uint expert = b.ids[first + own], slot = b.table[expert];
+        const float weight = c.weighs ? (float)b.weights[first + own] : 1.0f;
+        Rows<N> rows;
+        Sums<N> sums;
+#pragma unroll
+        for (uint n = 0; n < N; ++n) {
+            rows.row[n] = expert_row(b.slots, lane_read(ctx, slot, n), part, row);
+            sums.v[n] = 0.0f;
+        }
+#pragma unroll 3
+        for (uint i = ctx.lane(); i < cols / 8; i += 32) {
+#pragma unroll
+            for (uint n = 0; n < N; ++n) {
+                const uint pair = k + n < c.top_k ? first + n : first;
+                const Float8 a = floats8(b.x + (ulong)pair * cols, i);
+                sums.v[n] = with_eight<D>(eight_of<D, S>(part.format, rows.row[n], i), a, sums.v[n]);
+            }
+        }
+        const float sum = team_sums<N>(ctx, sums, 32);
+#pragma unroll
+        for (uint n = 0; n < N; ++n) {
+            float of_pair = lane_read(ctx, sum, n * (32 / N));
+            const uint of = lane_read(ctx, expert, n);
+            if (c.down.has_bias) of_pair += b.bias[of * part.rows + row];
+            const float factor = lane_read(ctx, weight, n);
+            if (k + n < c.top_k) total = fma_of(factor, of_pair, total);
+        }
+    }
+    if (ctx.lane() != 0) return;
+    const ulong at = (ulong)token * part.rows + row;
+    b.out[at] = c.has_residual ? total + b.residual[at] : total;
+}
+
 // f of an encoding and of how its scales are stored, if it is FP8.
 #define BY_SCALES(f, D, format, ...)                                                                              \
     {                                                                                                             \
@@ -213,13 +335,26 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
         return f<D, D == FP8 ? SCALES_E8M0 : SCALES_F32>(__VA_ARGS__);                                            \
     }
 #define OF_LINEAR(name, product, D)                                                                               \
-    KERNEL(name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),            \
+    KERNEL_AHEAD(name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),            \
            (const float, x), (const float, bias), (const float, residual), (float, out)) {                        \
         const Row weight = {plane0, plane1, plane2, 0};                                                           \
         BY_SCALES(product, D, c.weight, ctx, c, weight, x, bias, residual, out)                                   \
     }
 #define FLOAT_LINEAR(name, D, ...) OF_LINEAR(float_linear_##name, float_linear, D)
 #define FLOAT_JOINT(name, D, ...) OF_LINEAR(float_joint_##name, float_joint, D)
+#define FLOAT_GROUP(name, D, ...)                                                                                 \
+    KERNEL_AHEAD(float_group_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1),               \
+                 (const uchar, plane2), (const float, x), (const float, bias), (const float, residual), (float, out)) { \
+        SHARED(float, shares, 8 * ROWS * JOINT_TOKENS);                                                           \
+        const Row weight = {plane0, plane1, plane2, 0};                                                           \
+        BY_SCALES(float_group, D, c.weight, ctx, c, weight, x, bias, residual, shares, out)                       \
+    }
+#define FLOAT_SUM(name, D, ...)                                                                                   \
+    KERNEL(float_sum_##name, FloatSumConstants, (const uchar, slots), (const uint, table), (const uint, ids),     \
+           (const float, x), (const float, bias), (const float, weights), (const float, residual), (float, out)) { \
+        const FloatSumBuffers b = {slots, table, ids, x, bias, weights, residual, out};                           \
+        BY_SCALES(float_sum, D, c.down.part.format, ctx, c, b)                                                    \
+    }
 #define FLOAT_GATE_UP(name, D, ...)                                                                               \
     KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table), (const uint, ids), \
            (const float, x), (const float, norm), (const float, weights), (const float, gate_bias),               \
@@ -239,5 +374,11 @@ DEVICE void float_down(CTX, const ExpertConstants c, GPTR(const uchar) slots, ui
     }
 ENCODINGS(FLOAT_LINEAR)
 ENCODINGS(FLOAT_JOINT)
+ENCODINGS(FLOAT_GROUP)
+#undef GROUPS_AT_ONCE
+#define GROUPS_AT_ONCE 3
 ENCODINGS(FLOAT_GATE_UP)
+#undef GROUPS_AT_ONCE
+#define GROUPS_AT_ONCE 2
 ENCODINGS(FLOAT_DOWN)
+ENCODINGS(FLOAT_SUM)

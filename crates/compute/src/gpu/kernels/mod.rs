@@ -55,6 +55,7 @@ units![
     "few_rows",
     "floats",
     "foresight",
+    "kept_rows",
     "latent",
     "linear",
     "low_rank",

@@ -1,7 +1,7 @@
 //! Lowering of routed experts of few rows to `kernels/floats.h`, which unpacks weights to floats and rounds no activations.
 
 use super::few::{FewBody, FewExperts};
-use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants};
+use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants, FloatSumConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::encodings::common_name;
 use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS, named};
@@ -10,6 +10,8 @@ use crate::gpu::memory::{ExpertMatrix, FEW_ROWS, Memory};
 use crate::gpu::processor::RowForm;
 use crate::graph::{ExpertSetId, Weighted};
 
+/// Rows whose pairs' outputs are summed by what makes them: of more, the sum takes less time by itself.
+const MOST_SUMMED: usize = 2;
 /// Columns that a lane reads at once.
 const COLUMNS: usize = 8;
 
@@ -38,7 +40,8 @@ impl Lowering<'_> {
         self.memory.float_encodings(set).filter(|_| self.rows <= FEW_ROWS)
     }
 
-    /// Outputs of all pairs whose experts are present or that the processor computes; nothing if the kernels do not suit them.
+    /// The sum of all pairs' outputs or, where experts may be absent, outputs of those that are present or that the processor
+    /// computes; nothing if the kernels do not suit them.
     pub(super) fn float_experts(&self, e: &FewExperts<'_>) -> Option<FewBody> {
         let [gate, up, down] = e.parts;
         let [first, second] = self.float_encodings(e.set)?;
@@ -67,7 +70,23 @@ impl Lowering<'_> {
         let grid = [pairs, up.matrix.rows.div_ceil(FLOAT_ROWS * WARPS), 1];
         let gate_up = named(launch.over(grid, THREADS), first);
 
-        let constants = &ExpertConstants { part: down.part, share: 1, has_bias, weighs: false };
+        let of_down = ExpertConstants { part: down.part, share: 1, has_bias, weighs: false };
+        if experts.resident()
+            && experts.all_at_once(e.set, [self.rows, pairs])
+            && !e.apart
+            && e.mlp.identities == 0
+            && self.rows <= MOST_SUMMED
+        {
+            let (has_residual, weighs) = (e.residual.is_some(), e.mlp.weighted != Weighted::Input);
+            let constants = &FloatSumConstants { down: of_down, top_k, has_residual, weighs };
+            let residual = e.residual.unwrap_or(none);
+            let buffers = [slots, table, ids, products, down_bias, weights, residual, e.out];
+            let launch = Launch { unit: "floats", kernel: "float_sum", buffers: &buffers, constants };
+            let grid = [self.rows, down.matrix.rows.div_ceil(WARPS), 1];
+            let body = vec![gate_up, named(launch.over(grid, THREADS), second)];
+            return Some(FewBody { body, ready: usize::MAX, summed: true, hands: false });
+        }
+        let constants = &of_down;
         let buffers = [slots, table, ids, products, down_bias, e.outputs];
         let launch = Launch { unit: "floats", kernel: "float_down", buffers: &buffers, constants };
         let grid = [pairs, down.matrix.rows.div_ceil(2 * FLOAT_ROWS * WARPS), 1];

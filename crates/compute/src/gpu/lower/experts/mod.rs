@@ -182,7 +182,7 @@ impl Lowering<'_> {
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
         } else if let Some(floats) = self.float_experts(&few) {
-            hands = floats.hands;
+            (summed, hands) = (floats.summed, floats.hands);
             floats.body
         } else {
             self.common_experts(

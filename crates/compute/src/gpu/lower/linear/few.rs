@@ -11,7 +11,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::EARLY_UNIT;
 use crate::gpu::lower::bytes::encoding;
-use crate::gpu::lower::context::{DeferredNorm, Launch, Lowering, Product, WARPS, named};
+use crate::gpu::lower::context::{DeferredNorm, Launch, Lowering, Product, Siblings, WARPS, named};
 use crate::gpu::lower::tensor::kernels_for;
 use crate::gpu::memory::{ALIGNMENT, DeviceWeight, FEW_ROWS, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
@@ -98,15 +98,20 @@ impl Lowering<'_> {
         deferred
     }
 
-    /// Makes a product, perhaps together with those that follow; false if the kernels do not suit it.
-    pub(super) fn few_linear(&mut self, p: Product) -> bool {
-        let Some(bytes) = self.enters(p.weight, p.precision) else { return false };
+    /// Makes a product, perhaps together with those that follow; else, if the kernels do not suit it, returns those before it.
+    pub(super) fn few_linear(&mut self, p: Product, before: Siblings) -> Option<Siblings> {
+        if self.batch_is_wide(&p) {
+            return Some(before);
+        }
+        let Some(bytes) = self.enters(p.weight, p.precision) else { return Some(before) };
         if !bytes {
             self.flush_products();
-            let joint = self.is_batch() || self.reads_again(&p);
-            let dispatch = if joint { self.batch_plain(&p) } else { self.plain_product(&p) };
-            self.run.push(dispatch);
-            return true;
+            let joint = || self.is_batch() || self.reads_again(&p);
+            let kept = self.kept_product(&p);
+            let other = || if joint() { self.batch_plain(&p) } else { self.plain_product(&p) };
+            let dispatch = kept.unwrap_or_else(other);
+            self.push_product(&p, before, None, dispatch);
+            return None;
         }
         let dtype = |p: &Product| self.weight(p.weight).matrix.dtype;
         let fits = |w: &Product| dtype(w) == dtype(&p) || (mixes(dtype(w)) && mixes(dtype(&p)));
@@ -118,7 +123,7 @@ impl Lowering<'_> {
             self.flush_products();
         }
         self.waiting.push(p);
-        true
+        None
     }
 
     /// A product whose groups make `each` outputs, or whose warps make `span`.

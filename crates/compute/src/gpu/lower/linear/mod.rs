@@ -6,6 +6,7 @@ mod early;
 mod exact;
 mod few;
 mod joint;
+mod kept;
 mod panels;
 mod pieces;
 mod tensor;
@@ -23,7 +24,7 @@ use crate::gpu::device::{Dispatch, Order};
 use crate::gpu::encodings::common_name;
 use crate::gpu::memory::{FEW_ROWS, TILE};
 
-/// Outputs that a group makes one of each: warps alone would be too few.
+/// Outputs of which groups make one or two: warps alone would be too few.
 const GROUP_ROWS: usize = 512;
 /// As `ROWS` of `kernels/floats.h`: outputs of a warp.
 pub(super) const FLOAT_ROWS: usize = 2;
@@ -35,11 +36,9 @@ const FLOAT_COLUMNS: usize = 8;
 impl Lowering<'_> {
     /// Queues a product; `before` are those that the last steps were.
     pub(super) fn product(&mut self, p: Product, before: Siblings) {
-        if !self.batch_is_wide(&p) && self.few_linear(p) {
-            return;
-        }
         // What adapters have added to the last ones comes between.
         let before = if self.updates.is_empty() { before } else { Siblings::default() };
+        let Some(before) = self.few_linear(p, before) else { return };
         self.flush_products();
         let (enter, dispatch) = if let Some(wide) = self.wide_linear(&p) {
             wide
@@ -48,7 +47,11 @@ impl Lowering<'_> {
         } else {
             self.exact_linear(&p).unwrap_or_else(|| (None, self.linear(&p)))
         };
-        // Products of one input do not wait for each other.
+        self.push_product(&p, before, enter, dispatch);
+    }
+
+    /// Queues what makes a product, after what it needs for that: those of one input do not wait for each other.
+    fn push_product(&mut self, p: &Product, before: Siblings, enter: Option<Dispatch>, dispatch: Dispatch) {
         let apart = p.residual.is_none_or(|r| !before.outs.contains(&r))
             && !before.residuals.contains(&self.value(p.out));
         let beside = before.x == Some(p.x) && apart && enter.is_none();
@@ -77,10 +80,13 @@ impl Lowering<'_> {
         let buffers = [a, b, c, self.value(p.x), self.optional(p.bias), residual, self.value(p.out)];
         let fits = w.matrix.cols.is_multiple_of(FLOAT_COLUMNS);
         if let Some(name) = common_name(w.matrix.dtype).filter(|_| self.rows <= FEW_ROWS && fits) {
-            let (kernel, tokens) =
-                if self.rows == 1 { ("float_linear", 1) } else { ("float_joint", FLOAT_TOKENS) };
+            let (kernel, tokens, each) = match self.rows {
+                _ if rows <= GROUP_ROWS => ("float_group", FLOAT_TOKENS, FLOAT_ROWS),
+                1 => ("float_linear", 1, FLOAT_ROWS * WARPS),
+                _ => ("float_joint", FLOAT_TOKENS, FLOAT_ROWS * WARPS),
+            };
             let launch = Launch { unit: "floats", kernel, buffers: &buffers, constants };
-            let grid = [self.rows.div_ceil(tokens), rows.div_ceil(FLOAT_ROWS * WARPS), 1];
+            let grid = [self.rows.div_ceil(tokens), rows.div_ceil(each), 1];
             named(launch.over(grid, THREADS), name)
         } else if self.rows <= FEW_ROWS && rows <= GROUP_ROWS {
             Launch { unit: "linear", kernel: "matvec_group_any", buffers: &buffers, constants }
