@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::simd::{Isa, Kernel, Simd, prefetch};
+use super::simd::{Isa, Kernel, Simd, prefetch_second};
 use super::vector;
 use crate::kv_type::Q8Block;
 
@@ -162,7 +162,7 @@ impl Ahead {
     fn advance(&mut self, n: usize) {
         let bytes = (n * self.each).min(self.left);
         for at in (0..bytes).step_by(64) {
-            prefetch(self.at.wrapping_add(at));
+            prefetch_second(self.at.wrapping_add(at));
         }
         self.at = self.at.wrapping_add(bytes);
         self.left -= bytes;

@@ -333,7 +333,7 @@ fn steps<I: Isa, S: Shape>(tokens: usize) -> usize {
 impl Ahead<'_> {
     #[inline(always)]
     fn advance(&mut self) {
-        self.rows.advance_to_second();
+        self.rows.advance();
         self.block.advance();
     }
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::cpu::{
     activations::BLOCK,
-    simd::{Isa, Kernel, MAX_LANES, Simd, SimdLevel, prefetch},
+    simd::{Isa, Kernel, MAX_LANES, Simd, SimdLevel, prefetch_second},
 };
 use crate::dtype::FP8_BLOCK;
 use crate::{BlockScale, DType, Error, Result, TensorView};
@@ -327,7 +327,7 @@ impl<P: Eights> Kernel for Multiply<'_, P> {
                     let values = if unit_at < whole {
                         let ahead = of_next.wrapping_add(i * stride + at * P::BYTES);
                         for line in (0..unit * P::BYTES).step_by(LINE) {
-                            prefetch(ahead.wrapping_add(line));
+                            prefetch_second(ahead.wrapping_add(line));
                         }
                         // SAFETY: as many bytes as there are.
                         unsafe { P::eight(isa, plane[start..][..unit * P::BYTES].as_ptr()) }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::{Job, OutRows};
-use crate::cpu::simd::{Isa, Kernel, prefetch};
+use crate::cpu::simd::{Isa, Kernel, prefetch_second};
 
 /// Tokens that all rows of a job are multiplied with before the next: their activations stay in cache.
 const TOKEN_BLOCK: usize = 16;
@@ -269,7 +269,7 @@ impl<P: Plain> MultiplyRows<'_, P> {
             // The next rows follow in memory: they are asked for in order of addresses.
             let next = R * (stride + col * P::BYTES);
             for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
-                prefetch(weights.as_ptr().wrapping_add(at));
+                prefetch_second(weights.as_ptr().wrapping_add(at));
             }
             let mut inputs = [isa.splat(0.0); N];
             for t in 0..N {

@@ -312,25 +312,14 @@ impl NextRows {
         }
     }
 
-    /// A part of what is prefetched.
+    /// A part of what is prefetched: into the second-level cache, as few lines can be on their way to the first one at once.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
-        self.advance_by(prefetch);
-    }
-
-    /// As [`NextRows::advance`], into the second-level cache.
-    #[inline(always)]
-    pub(super) fn advance_to_second(&mut self) {
-        self.advance_by(prefetch_second);
-    }
-
-    #[inline(always)]
-    fn advance_by(&mut self, prefetch: impl Fn(*const u8)) {
         for plane in &mut self.planes {
             let n = plane.step.min(plane.left);
             let end = plane.at.wrapping_add(n);
             while plane.at < end {
-                prefetch(plane.at);
+                prefetch_second(plane.at);
                 plane.at = plane.at.wrapping_add(64);
             }
             plane.at = end;
