@@ -87,7 +87,7 @@ pub(super) trait Codebook: Copy {
     ///
     /// # Safety
     /// The block is readable, and `ahead` is what [`Codebook::ahead`] has found.
-    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4];
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4];
 
     /// Codes from the values of a codebook and bits for each: of magnitudes and signs.
     #[inline(always)]

@@ -14,7 +14,7 @@ const LEAST_KEPT: usize = 8192;
 /// Groups that a multiprocessor has at once: of a kernel for a single row, and of one for several.
 const GROUPS: [usize; 2] = [3, 2];
 
-/// The kernel for a row, and the outputs that its groups make at once; the one for several, and how many.
+/// The kernel for a row, with the outputs that its groups make at once; the one for several, with how many at most.
 struct Kernels {
     one: (&'static str, usize),
     several: (&'static str, usize),
