@@ -49,6 +49,7 @@ def test_an_event_loop_goes_on_while_an_answer_is_made(model):
 
 def test_cancelling_a_task_ends_the_answer(model):
     before = model.stats()["cancelled"]
+    foxes = [{"role": "user", "content": 25 * FOX[0]["content"]}]
 
     async def main():
         async def whole():
@@ -59,13 +60,13 @@ def test_cancelling_a_task_ends_the_answer(model):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        # A limit of time on one piece leaves the answer alone.
-        stream = model.stream(FOX, seed=1, max_tokens=20)
+        # A limit of time on one piece leaves the answer alone. A long question is not read when the limit is set.
+        stream = model.stream(foxes, seed=1, max_tokens=20)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(anext(stream), 0)
         return await stream
 
-    assert asyncio.run(main()).tokens == model.generate(FOX, seed=1, max_tokens=20).tokens
+    assert asyncio.run(main()).tokens == model.generate(foxes, seed=1, max_tokens=20).tokens
     wait_until(lambda: model.stats()["cancelled"] == before + 1 and model.stats()["running"] == 0)
 
 
