@@ -13,15 +13,14 @@ const COLUMNS: usize = 8;
 const LEAST_KEPT: usize = 8192;
 /// Groups that a multiprocessor has at once: of a kernel for a single row, and of one for several.
 const GROUPS: [usize; 2] = [3, 2];
+/// Outputs that groups make at once of several rows.
+const OUTPUTS: usize = 2;
 
 /// The kernel for a row, with the outputs that its groups make at once; the one for several, with how many at most.
 struct Kernels {
     one: (&'static str, usize),
     several: (&'static str, usize),
 }
-
-/// Outputs that groups make at once of several rows.
-const OUTPUTS: usize = 2;
 
 fn kernels(cols: usize) -> Option<Kernels> {
     Some(match cols.div_ceil(COLUMNS * THREADS) {
