@@ -94,7 +94,8 @@ def units() -> list[Unit]:
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
     panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, tensor in tensors if tensor == "yes"]
     panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, tensor in tensors if tensor == "yes"]
-    streamed = re.findall(r"^struct Columns256<(\w+)>", (KERNELS / "cuda/panel_columns.h").read_text(), re.M)
+    of_panels = "".join((KERNELS / f"cuda/panel_{name}.h").read_text() for name in ["columns", "planes"])
+    streamed = re.findall(r"^struct Columns256<(\w+)>", of_panels, re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
     others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "warpgroup_attention"]
     others += ["latent_attention", "chosen_attention", "block_attention", "latent_products", "tensor_decode", "early"]

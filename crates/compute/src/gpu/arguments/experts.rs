@@ -239,6 +239,9 @@ arguments! {
         /// How often panels are halved into pieces that are copied by themselves, and how many bytes these are apart.
         halvings: usize,
         piece_bytes: usize,
+        /// Bytes of a panel in the second and third plane, and the room for what is copied of them.
+        needs: [usize; 2],
+        rooms: [usize; 2],
     }
 
     ["cuda/expert_panels.cu" StreamGateUpConstants]

@@ -307,7 +307,8 @@ mod tests {
             "stream_down_16_wide",
         ];
         for kernel in gate_up.into_iter().chain(down) {
-            for encoding in ["q4_k", "q5_k", "q6_k", "q8_0", "mxfp4"] {
+            let of_planes = ["mxfp4_planes", "nvfp4", "affine4", "affine8", "fp8"];
+            for encoding in ["q4_k", "q5_k", "q6_k", "q8_0", "mxfp4"].into_iter().chain(of_planes) {
                 let kernel = format!("{kernel}_{encoding}");
                 assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
             }

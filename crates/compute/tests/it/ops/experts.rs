@@ -6,7 +6,7 @@ use moeflux_compute::graph::{
     Weighted,
 };
 use moeflux_compute::reference::Reference;
-use moeflux_compute::{DType, Error, Half, Result, Tensor};
+use moeflux_compute::{BlockScale, DType, Error, Half, MatrixScale, Result, Tensor, Zeros};
 
 use super::case::{Case, Expert, LONG, Recorder, SHORT, VOCABULARY};
 use super::checks::{Results, Source, assert_same_bits, backends, compile, run};
@@ -238,6 +238,37 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
     ]
 }
 
+/// Of experts whose scales lie apart from what they scale: groups and rows of every size, tiles of eight and of sixteen pairs, rows
+/// of which a GPU's last warp has a part, and of more warps than two groups of a multiprocessor have.
+pub fn moe_experts_in_planes() -> Vec<Case> {
+    let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
+    let fp8 = |scale| DType::Fp8 { scale };
+    let all = [
+        (12, affine(4, 64, Half::BF16), [384, 256]),
+        (6, affine(4, 32, Half::F16), [128, 384]),
+        (12, affine(4, 128, Half::F16), [640, 128]),
+        (6, affine(8, 64, Half::BF16), [384, 128]),
+        (12, int(4, 128, Zeros::Stored), [640, 384]),
+        (6, int(4, 32, Zeros::Middle), [2304, 128]),
+        (12, int(4, 64, Zeros::Stored), [128, 384]),
+        (6, int(4, 0, Zeros::Middle), [384, 128]),
+        (12, int(8, 32, Zeros::Stored), [384, 256]),
+        (6, int(8, 0, Zeros::Middle), [256, 384]),
+        (12, DType::NVFP4 { matrix: MatrixScale::Divisor }, [704, 320]),
+        (6, DType::NVFP4 { matrix: MatrixScale::Factor }, [128, 2304]),
+        (12, fp8(BlockScale::F32), [352, 288]),
+        (6, fp8(BlockScale::BF16), [640, 544]),
+        (12, fp8(BlockScale::E8M0), [128, 384]),
+        (6, DType::Fp8_Rows { scale: BlockScale::F32 }, [352, 160]),
+        (12, DType::Fp8_Whole { scale: BlockScale::BF16 }, [160, 288]),
+        (6, DType::MXFP8_Planes, [352, 288]),
+    ];
+    let case = |(count, dtype, [hidden, inner]): (usize, DType, [usize; 2])| {
+        moe_case(count, 2, [dtype; 3], hidden, inner).on_hardware()
+    };
+    all.map(case).into()
+}
+
 /// Of experts in MXFP4 with biases, as gpt-oss has them: rows that are no multiples of 256 columns, or of 64.
 pub fn moe_experts_with_biases() -> Vec<Case> {
     use DType::{F32, MXFP4, MXFP4_Planes, Q8_0};
@@ -267,6 +298,7 @@ pub fn moe_experts_with_biases() -> Vec<Case> {
         (12, 2, MXFP4, [704, 320]),
         (6, 2, MXFP4, [2880, 544]),
         (12, 2, MXFP4, [96, 2592]),
+        (12, 2, MXFP4_Planes, [352, 544]),
         (6, 2, MXFP4, [2048, 2592]),
     ];
     let large = large.into_iter().map(|of| case(of).on_hardware());

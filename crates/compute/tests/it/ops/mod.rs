@@ -96,6 +96,7 @@ tables! {
     experts::routes_with_scales,
     experts::moe_experts_of_every_encoding,
     experts::moe_experts_of_many_shapes,
+    experts::moe_experts_in_planes,
     experts::moe_experts_with_biases,
     experts::moe_experts_of_other_activations,
     experts::moe_experts_without_a_gate,

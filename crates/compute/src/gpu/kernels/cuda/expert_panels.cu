@@ -4,7 +4,7 @@
 // activations it keeps in registers as long as the expert stays the same; sums of a panel's warps meet in shared memory.
 //
 // Compiled once for each encoding: DTYPE, with names that end in it: NAME(…).
-#include "panel_columns.h"
+#include "panel_planes.h"
 #include "ring.h"
 
 const u32 PANEL = RING_PANEL, PANELS = RING_PANELS, EIGHT = 8, COLUMNS = 256;
@@ -38,9 +38,9 @@ DEVICE u32 parts_of(const RingUnit& unit) {
 // A warp's part of a panel with N eights of tokens.
 template <u32 N, u32 PARTS>
 DEVICE void multiply_panel(float (&to)[PARTS * 4], const u8* low, u32 apart, const Own::X<PARTS>& x, const float (&scales)[PARTS][2],
-                           const float* sums, u32 blocks) {
+                           const float* sums, u32 blocks, const Beside& beside) {
     Sums<N> own = {};
-    Own::multiply<N>(own, low, low + apart, x, sums, blocks);
+    Own::multiply<N>(own, low, low + apart, x, sums, blocks, beside);
 #pragma unroll
     for (u32 n = 0; n < N; n++)
 #pragma unroll
@@ -53,22 +53,32 @@ struct __align__(4 * PER) Side {
     float v[PER];
 };
 
-// Passes a group's units through shared memory. `enter(unit, parts, x, scales, sums)` brings a tile's activations with what their
-// results are scaled by, and `leave(unit, sums)` takes the sums of a unit: (team, warp, panel, result). See `ring_pass`.
-template <u32 PARTS, u32 PER, bool early, class RowsOf, class Enter, class Leave>
-DEVICE void stream(const RingTile* tiles, const u32* table, const Format& format, u32 units, const RingConstants& s,
-                   const RingCosts& costs, RowsOf rows, Enter enter, Leave leave) {
+// A panel of a unit: the matrix and its first row.
+struct Panel {
+    const Part& part;
+    u32 row;
+};
+
+// Passes a group's units through shared memory. `panel_of(index, i)` is a unit's panel i; `enter(unit, parts, x, scales, sums)` brings
+// a tile's activations with what their results are scaled by, and `leave(unit, sums)` takes the sums of a unit: (team, warp, panel,
+// result). See `ring_pass`.
+template <u32 PARTS, u32 PER, bool early, class PanelOf, class Enter, class Leave>
+DEVICE void stream(const RingTile* tiles, const u8* slots, const u32* table, const Format& format, u32 units, const RingConstants& s,
+                   const RingCosts& costs, PanelOf panel_of, Enter enter, Leave leave) {
     extern __shared__ __align__(128) u8 dynamic[];
     const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, all_warps = s.warps * s.teams;
-    const u32 stride = format.strides[0], panel_bytes = s.piece_bytes << s.halvings, apart = rows_apart(s) * stride;
+    const u32 stride = format.strides[0], panel_bytes = ring_panel_bytes<Own::PLANES>(s), apart = rows_apart(s) * stride;
     const u32 blocks = Own::LOOSE ? min(format.cols - warp % s.warps * COLUMNS, COLUMNS) / 32 : COLUMNS / 32;
     const RowPlaces own_row = places_of(s, lane >> 2);
     float* const kept = (float*)(dynamic + RING_STAGES * s.teams * PANELS * panel_bytes);
     const u32 kept_floats = all_warps * PANELS * PARTS * RESULTS;
     float* const own_sums = kept + 2 * kept_floats + warp * (PARTS * Own::SUMS / 4);
     Side<PER>* const to = (Side<PER>*)(kept + warp * PANELS * PARTS * RESULTS) + lane;
-    const u32 at = warp / s.warps * PANELS * panel_bytes + own_row.piece * s.piece_bytes + own_row.of_piece * stride +
-                   warp % s.warps * Own::BYTES;
+    u32 first_panel = warp / s.warps * PANELS, column = warp % s.warps * COLUMNS;
+    // The compiler would divide again for each panel.
+    if (Own::PLANES > 1) asm("" : "+r"(first_panel), "+r"(column));
+    const u32 of_row = own_row.piece * s.piece_bytes + own_row.of_piece * stride;
+    const u32 at = first_panel * panel_bytes + of_row + column / COLUMNS * Own::BYTES;
     // Whether both panels' instructions fit beside each other.
     constexpr bool roomy = PARTS == 1 || DTYPE == Q4_K;
     constexpr u32 at_once = roomy ? PANELS : 1;
@@ -83,9 +93,17 @@ DEVICE void stream(const RingTile* tiles, const u32* table, const Format& format
 #pragma unroll at_once
         for (u32 m = 0; m < PANELS; m++) {
             const u8* low = panels + at + m * panel_bytes;
+            Beside beside = {format, {}, own_row.row, rows_apart(s), column};
+            if constexpr (Own::PLANES > 1) {
+                const Panel own = panel_of(unit.index, first_panel + m);
+                const u8* panel = panels + (first_panel + m) * panel_bytes + (s.piece_bytes << s.halvings);
+#pragma unroll
+                for (u32 p = 1; p < Own::PLANES; p++, panel += s.rooms[0])
+                    beside.planes[p - 1] = panel + begin_of(own.part.format, p, own.row);
+            }
             float r[PARTS * 4];
-            if (one) multiply_panel<1>(r, low, apart, x, scales, own_sums, blocks);
-            else multiply_panel<PARTS>(r, low, apart, x, scales, own_sums, blocks);
+            if (one) multiply_panel<1>(r, low, apart, x, scales, own_sums, blocks, beside);
+            else multiply_panel<PARTS>(r, low, apart, x, scales, own_sums, blocks, beside);
             if (m == 0) between();
             Side<PER>* const own = to + (half * kept_floats + m * PARTS * RESULTS) / PER;
             auto put = [&](u32 first, u32 end) {
@@ -102,7 +120,11 @@ DEVICE void stream(const RingTile* tiles, const u32* table, const Format& format
         }
     };
     auto end = [&](const RingUnit& unit, u32 half) { leave(unit, kept + half * kept_floats); };
-    ring_pass<early, roomy>(dynamic, tiles, table, stride, units, s, costs, rows, begin, multiply, end);
+    auto row_of = [&](u32 slot, u32 index, u32 i) {
+        const Panel panel = panel_of(index, i);
+        return expert_row(slots, slot, panel.part, panel.row);
+    };
+    ring_pass<early, roomy, Own::PLANES>(dynamic, tiles, table, stride, units, s, costs, row_of, begin, multiply, end);
 }
 
 // The results of a unit, by turns of warps: `store(token, row, sums)` of a row of the unit, of whose team's panels `own` belong
@@ -153,8 +175,8 @@ DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, 
     const GateUpConstants& c = constants.product;
     const RingConstants& s = constants.ring;
     const u32 inner = c.up.rows, cols = c.up.format.cols, own = (threadIdx.x >> 5) % s.warps, g = threadIdx.x >> 2 & 7;
-    auto rows = [&](u32 slot, u32 index, u32 i) {
-        return expert_row(slots, slot, i % PANELS ? c.up : c.gate, (index * s.teams + i / PANELS) * PANEL).plane[0];
+    auto panel_of = [&](u32 index, u32 i) {
+        return Panel{i % PANELS ? c.up : c.gate, (index * s.teams + i / PANELS) * PANEL};
     };
     auto enter = [&](const RingUnit& unit, u32 parts, Own::X<PARTS>& to, float (&scales)[PARTS][2], float* sums) {
         const bool has_factor = threadIdx.x < unit.count;
@@ -173,8 +195,9 @@ DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, 
             const uint4* from = x + (u64)row * (cols / 8) + own * (COLUMNS / 8);
             const u32 last = Own::LOOSE ? cols - own * COLUMNS : COLUMNS;
             Own::enter(
-                to, n, sums, [&](u32 e) { return present ? from[e] : make_uint4(0, 0, 0, 0); },
-                [&](u32 e) { return present && 4 * e < last ? ((const uint2*)from)[e] : make_uint2(0, 0); });
+                to, n, sums,
+                [&](u32 e) { return present && (!Own::LOOSE || 8 * e < last) ? from[e] : make_uint4(0, 0, 0, 0); },
+                [&](u32 e) { return present && 4 * e < last ? ((const uint2*)from)[e] : make_uint2(0, 0); }, c.up.format);
         }
         // Last, so that nothing else waits for it.
         if (has_factor) factors[unit.turn & 1][threadIdx.x] = factor;
@@ -192,7 +215,8 @@ DEVICE void stream_gate_up(const uint4* x, const float* scale, const u32* list, 
         });
     };
     const RingCosts costs = {19, PARTS == 1 ? 28u : 12u, 22};
-    stream<PARTS, PER, false>(tiles, table, c.up.format, inner / (PANEL * s.teams), s, costs, rows, enter, leave);
+    stream<PARTS, PER, false>(tiles, slots, table, c.up.format, inner / (PANEL * s.teams), s, costs, panel_of, enter,
+                                leave);
 #endif
 }
 
@@ -214,9 +238,7 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
     __shared__ u32 pairs[2][PARTS * EIGHT];
     const u32 hidden = c.part.rows, cols = c.part.format.cols, own = (threadIdx.x >> 5) % s.warps;
     const u32 g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
-    auto rows = [&](u32 slot, u32 index, u32 i) {
-        return expert_row(slots, slot, c.part, (index * s.teams * PANELS + i) * PANEL).plane[0];
-    };
+    auto panel_of = [&](u32 index, u32 i) { return Panel{c.part, (index * s.teams * PANELS + i) * PANEL}; };
     auto enter = [&](const RingUnit& unit, u32 parts, Own::X<PARTS>& to, float (&scales)[PARTS][2], float* sums) {
         const u32 pair = threadIdx.x < unit.count ? list[unit.first + threadIdx.x] : 0;
 #pragma unroll
@@ -229,8 +251,7 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
             float largest = 0.0f;
 #pragma unroll AT_ONCE
             for (u32 i = t; i < COLUMNS / 4; i += 4) {
-                if (Own::LOOSE && 4 * i >= last) break;
-                const float4 v = from[i];
+                const float4 v = !Own::LOOSE || 4 * i < last ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
             }
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
@@ -251,7 +272,7 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
                 const uint2 a = half_of(2 * e), b = half_of(2 * e + 1);
                 return make_uint4(a.x, a.y, b.x, b.y);
             };
-            Own::enter(to, n, sums, load, half_of);
+            Own::enter(to, n, sums, load, half_of, c.part.format);
         }
         // Last, so that nothing else waits for it.
         if (threadIdx.x < unit.count) pairs[unit.turn & 1][threadIdx.x] = pair;
@@ -266,7 +287,8 @@ DEVICE void stream_down(const float* x, const u32* list, const RingTile* tiles, 
         });
     };
     const RingCosts costs = {19, PARTS == 1 ? 18u : 9u, 16};
-    stream<PARTS, PER, true>(tiles, table, c.part.format, hidden / (PANELS * PANEL * s.teams), s, costs, rows, enter, leave);
+    stream<PARTS, PER, true>(tiles, slots, table, c.part.format, hidden / (PANELS * PANEL * s.teams), s, costs, panel_of, enter,
+                               leave);
 #endif
 }
 

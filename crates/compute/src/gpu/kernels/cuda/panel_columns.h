@@ -59,16 +59,24 @@ struct Sums {
 //
 // `enter` brings the activations of eight tokens: `load(e)` gives eight columns from 8e on as f16 of the token g, `half_of(e)` four
 // from 4e on, and `sums` is memory of the warp's. `multiply` adds products with the rows g and g + 8 of a panel, of which the warp has
-// `blocks` blocks of 32 columns.
+// `blocks` blocks of 32 columns. Encodings with several planes are in `panel_planes.h`.
 template <int dtype>
 struct Columns256;
+
+// A panel's further planes in shared memory, and what a warp multiplies of them: the rows `row` and `row + apart` of the panel from a
+// column on.
+struct Beside {
+    const Format& format;
+    const u8* planes[2];
+    u32 row, apart, column;
+};
 
 // Of Q4_K, and of Q5_K with fifth bits: `HEAD` bytes come before nibbles.
 template <bool has_fifths>
 struct ColumnsOfNibbles {
     static const u32 HEAD = has_fifths ? 48 : 16;
-    // Bytes of 256 columns, and of a warp's `sums` of eight tokens.
-    static const u32 BYTES = HEAD + 128, SUMS = 0;
+    // Planes of the encoding, bytes of 256 columns in the first one, and of a warp's `sums` of eight tokens.
+    static const u32 PLANES = 1, BYTES = HEAD + 128, SUMS = 0;
     // Whether rows may have other columns than multiples of 256, and experts biases.
     static const bool LOOSE = false;
     // Within a piece of a panel, how many rows those of g and g + 1 are apart.
@@ -81,7 +89,7 @@ struct ColumnsOfNibbles {
         u32 less[PARTS];
     };
     template <class X, class Load, class Half>
-    static DEVICE void enter(X& x, u32 n, float*, Load load, Half) {
+    static DEVICE void enter(X& x, u32 n, float*, Load load, Half, const Format&) {
         const u32 t = threadIdx.x & 3;
         float sums[8];
 #pragma unroll
@@ -163,7 +171,7 @@ struct ColumnsOfNibbles {
                 for (u32 i = 0; i < 4; i++) sums.v[n][i] += s[k][i / 2] * r[n][k][i];
     }
     template <u32 N, class X>
-    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*, u32) {
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*, u32, const Beside&) {
         const u32 t = threadIdx.x & 3;
         const uint4 l = *(const uint4*)low, h = *(const uint4*)high;
         const Scales of_low = scales_of(l), of_high = scales_of(h);
@@ -192,7 +200,7 @@ struct Columns256<Q5_K> : ColumnsOfNibbles<true> {};
 template <>
 struct Columns256<Q6_K> {
     // (part, block of 16 columns, token): sums times −32 · 2^-24, in the order in which blocks are multiplied.
-    static const u32 BYTES = 210, SUMS = 16 * 8 * 4;
+    static const u32 PLANES = 1, BYTES = 210, SUMS = 16 * 8 * 4;
     static const bool LOOSE = false;
     // Rows g and g + 8 of a panel are alike within a word.
     static const u32 APART = 1;
@@ -202,7 +210,7 @@ struct Columns256<Q6_K> {
         u32 b[PARTS][2][2][4][2];
     };
     template <class X, class Load, class Half>
-    static DEVICE void enter(X& x, u32 n, float* sums, Load, Half half_of) {
+    static DEVICE void enter(X& x, u32 n, float* sums, Load, Half half_of, const Format&) {
         const u32 t = threadIdx.x & 3, g = threadIdx.x >> 2 & 7;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
@@ -267,7 +275,7 @@ struct Columns256<Q6_K> {
         }
     }
     template <u32 N, class X>
-    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less, u32) {
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less, u32, const Beside&) {
         const u32 beside = (u32)(u64)low & 2, selector = beside ? 0x5432 : 0x3210;
         Sums<N> own = {};
         add_half<N, 0>(own, low - beside, high - beside, selector, x, less);
@@ -315,7 +323,7 @@ DEVICE void for_blocks(u32 blocks, Add add) {
 template <>
 struct Columns256<Q8_0> {
     // (part, block, token): sums times −128 · 2^-24.
-    static const u32 BYTES = 8 * 34, SUMS = 8 * 8 * 4, APART = 1;
+    static const u32 PLANES = 1, BYTES = 8 * 34, SUMS = 8 * 8 * 4, APART = 1;
     static const bool LOOSE = true;
     template <u32 PARTS>
     struct X {
@@ -323,7 +331,7 @@ struct Columns256<Q8_0> {
         u32 b[PARTS][8][2][2];
     };
     template <class X, class Load, class Half>
-    static DEVICE void enter(X& x, u32 n, float* sums, Load, Half half_of) {
+    static DEVICE void enter(X& x, u32 n, float* sums, Load, Half half_of, const Format&) {
         const u32 t = threadIdx.x & 3, g = threadIdx.x >> 2 & 7;
 #pragma unroll
         for (u32 block = 0; block < 8; block++) {
@@ -340,7 +348,8 @@ struct Columns256<Q8_0> {
         }
     }
     template <u32 N, class X>
-    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less, u32 blocks) {
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less, u32 blocks,
+                                const Beside&) {
         // Rows g and g + 8 begin equally far from a word.
         const Loose loose(low);
         Sums<N> own = {};
@@ -375,7 +384,7 @@ struct Columns256<Q8_0> {
 
 template <>
 struct Columns256<MXFP4> {
-    static const u32 BYTES = 8 * 17, SUMS = 0, APART = 1;
+    static const u32 PLANES = 1, BYTES = 8 * 17, SUMS = 0, APART = 1;
     static const bool LOOSE = true;
     template <u32 PARTS>
     struct X {
@@ -383,7 +392,7 @@ struct Columns256<MXFP4> {
         u32 b[PARTS][8][2][2];
     };
     template <class X, class Load, class Half>
-    static DEVICE void enter(X& x, u32 n, float*, Load, Half half_of) {
+    static DEVICE void enter(X& x, u32 n, float*, Load, Half half_of, const Format&) {
         const u32 t = threadIdx.x & 3;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
@@ -406,7 +415,7 @@ struct Columns256<MXFP4> {
     // The power of two of a block, which is infinite for what should be no number; the smallest is 0.
     static DEVICE float scale(const u8* p) { return __uint_as_float((u32)*p << 23); }
     template <u32 N, class X>
-    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*, u32 blocks) {
+    static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float*, u32 blocks, const Beside&) {
         // Rows g and g + 8 begin equally far from a word.
         const Loose loose(low);
         const float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};

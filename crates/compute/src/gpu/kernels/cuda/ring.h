@@ -20,6 +20,9 @@ struct RingConstants {
     unsigned warps, teams;
     // How often panels are halved into pieces that are copied by themselves, each so many bytes behind the one before.
     unsigned halvings, piece_bytes;
+    // Of encodings with several planes: bytes that a panel has in the second and third one, and the room for what is copied of them,
+    // which begins and ends at multiples of 16.
+    unsigned needs[2], rooms[2];
 };
 
 // What a group is at: a unit of a tile's. `turn` is which of two places is for what goes with the tile, BEGINS more where the group
@@ -88,22 +91,47 @@ static __device__ __forceinline__ void ring_wait(unsigned bar, unsigned phase) {
         "r"(phase)
         : "memory");
 }
-// Starts to copy a unit's panels, of rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins. Pieces have a
-// multiple of 16 bytes. Nothing reads them again before the next batch: the cache is to keep other things.
-template <class From>
+// Bytes of a panel in shared memory: pieces, and what it has in further planes.
+template <unsigned planes>
+static __device__ __forceinline__ unsigned ring_panel_bytes(const RingConstants& s) {
+    return (s.piece_bytes << s.halvings) + (planes > 1 ? s.rooms[0] : 0) + (planes > 2 ? s.rooms[1] : 0);
+}
+// Bytes that `bar` is to count beside others; the warp that is to arrive has not.
+static __device__ __forceinline__ void ring_expect(unsigned bar, unsigned bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+// Starts to copy a unit's panels, of rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins in each plane.
+// Pieces have a multiple of 16 bytes. Nothing reads them again before the next batch: the cache is to keep other things.
+template <unsigned planes, class From>
 static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned stride, const RingConstants& s, From from) {
     const unsigned panels = s.teams * RING_PANELS, bytes = (RING_PANEL >> s.halvings) * stride;
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * RING_PANEL * stride) : "memory");
+    auto arrive = [&] {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * RING_PANEL * stride) : "memory");
+    };
+    if (planes == 1) arrive();
     unsigned long long once;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    auto copy = [&](unsigned to, const unsigned char* piece, unsigned bytes) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+            "l"(piece), "r"(bytes), "r"(bar), "l"(once)
+            : "memory");
+    };
     for (unsigned panel = 0; panel < panels; panel++) {
-        const unsigned char* piece = from(panel);
-        for (unsigned i = 0; i < 1u << s.halvings; i++, piece += bytes, to += s.piece_bytes)
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                "l"(piece), "r"(bytes), "r"(bar), "l"(once)
-                : "memory");
+        const auto row = from(panel);
+        const unsigned char* piece = row.plane[0];
+        for (unsigned i = 0; i < 1u << s.halvings; i++, piece += bytes, to += s.piece_bytes) copy(to, piece, bytes);
+#pragma unroll
+        for (unsigned p = 1; p < planes; to += s.rooms[p - 1], p++) {
+            if (s.needs[p - 1] == 0) continue;
+            // From a multiple of 16 to another.
+            const unsigned before = (unsigned)(unsigned long long)row.plane[p] % 16, all = (before + s.needs[p - 1] + 15) / 16 * 16;
+            ring_expect(bar, all);
+            copy(to, row.plane[p] - before, all);
+        }
     }
+    // Only now, since what is to be counted is known.
+    if (planes > 1) arrive();
 }
 
 // The unit that is copied next.
@@ -112,7 +140,7 @@ struct RingAhead {
 };
 
 // Passes a group's units through `memory`, RING_STAGES of them at a time. `units` of them make a tile's product, of rows of `stride`
-// bytes. `rows(slot, index, panel)` says where a panel of a unit begins; `enter(unit)` is called when a tile begins;
+// bytes. `rows(slot, index, panel)` says where a panel of a unit begins in each plane; `enter(unit)` is called when a tile begins;
 // `multiply(unit, half, panels, between)` makes the products of what is at `panels` and calls `between` once before it writes any,
 // and `leave(unit, half)` is called when all warps have, `half` by turns 0 and 1. Whatever `enter` and `multiply` write is seen
 // by `leave` of the same tile or unit, if it has a place for each turn or half. Warps wait for others as late as they can: for a
@@ -120,7 +148,7 @@ struct RingAhead {
 //
 // With `early`, copies begin before the kernel in front has ended, which must not write tiles, `table` or weights. A warp that starts
 // copies is late; `by_turns` each does, else the first.
-template <bool early, bool by_turns, class RowsOf, class Enter, class Multiply, class Leave>
+template <bool early, bool by_turns, unsigned planes, class RowsOf, class Enter, class Multiply, class Leave>
 static __device__ __forceinline__ void ring_pass(unsigned char* memory, const RingTile* tiles, const unsigned* table, unsigned stride,
                                                  unsigned units, const RingConstants& s, const RingCosts& costs, RowsOf rows,
                                                  Enter enter, Multiply multiply, Leave leave) {
@@ -129,7 +157,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
     // Units from the one that warps are at to the one after that which is copied, by their order.
     __shared__ RingUnit described[4];
     __shared__ RingAhead ahead;
-    const unsigned stage_bytes = s.teams * RING_PANELS * s.piece_bytes << s.halvings;
+    const unsigned stage_bytes = s.teams * RING_PANELS * ring_panel_bytes<planes>(s);
     auto full = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(full_bars + stage); };
     auto free = [&](unsigned stage) { return (unsigned)__cvta_generic_to_shared(free_bars + stage); };
     auto made = [&](unsigned half) { return (unsigned)__cvta_generic_to_shared(made_bars + half); };
@@ -161,8 +189,8 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
             described[a.order % 4] = {of.first, of.count, a.index, a.turn + RING_EXPERT * of.expert};
             ahead.index = a.index, ahead.turn = a.turn;
         }
-        ring_copy(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
-                  [&](unsigned panel) { return rows(slot, index, panel); });
+        ring_copy<planes>(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
+                          [&](unsigned panel) { return rows(slot, index, panel); });
     };
     if (threadIdx.x == 0 && count != 0) {
         const RingTile of = tiles[share.first / units];

@@ -3,9 +3,11 @@
 use crate::DType;
 use crate::gpu::arguments::RingConstants;
 use crate::gpu::device::Dispatch;
+use crate::gpu::encodings::{self, FastPath};
 use crate::gpu::lower::context::{Launch, Lowering, named};
 use crate::gpu::lower::panels::PANEL;
 use crate::gpu::memory::ExpertMatrix;
+use crate::graph::MatrixSpec;
 
 /// Warps of a group at most: of those of which a multiprocessor may have two, and of the only one.
 pub(super) const MOST_WARPS: usize = 8;
@@ -30,30 +32,50 @@ pub(super) struct Ring {
 /// The end of the kernels' names for an encoding, if there are such kernels.
 fn encoding(dtype: DType) -> Option<&'static str> {
     match dtype {
-        DType::Q4_K => Some("q4_k"),
-        DType::Q5_K => Some("q5_k"),
-        DType::Q6_K => Some("q6_k"),
-        DType::Q8_0 => Some("q8_0"),
-        DType::MXFP4 => Some("mxfp4"),
+        DType::Q4_K | DType::Q5_K | DType::Q6_K | DType::Q8_0 | DType::MXFP4 => encodings::common_name(dtype),
+        _ if dtype.planes() > 1 => encodings::kernel_name(dtype, FastPath::Tensor),
         _ => None,
     }
 }
 
 /// Whether rows may have other columns than multiples of those of a warp, and experts biases.
 pub(super) fn is_loose(dtype: DType) -> bool {
-    matches!(dtype, DType::MXFP4 | DType::Q8_0)
+    matches!(dtype, DType::MXFP4 | DType::Q8_0) || dtype.planes() > 1
+}
+
+/// Of how many columns rows are a multiple that are loose.
+pub(super) fn step_of(dtype: DType) -> usize {
+    match dtype {
+        // A lane has 64 side by side.
+        DType::NVFP4 { .. } => 64,
+        // Scales of 128 columns are read at once.
+        DType::Affine { .. } | DType::Int { .. } => 128,
+        _ => 32,
+    }
+}
+
+/// Rows that a warp reads at once, and how many bytes of each from one lane's to the next one's, of which a lane reads so many.
+fn reads_of(dtype: DType) -> [usize; 3] {
+    match dtype {
+        DType::NVFP4 { .. } => [2, 32, 16],
+        DType::MXFP4 | DType::Q8_0 | DType::MXFP4_Planes => [8, 4, 4],
+        // As many bytes side by side as a group allows.
+        DType::Affine { bits: 4, group: 32, .. } | DType::Int { bits: 4, group: 32, .. } => [8, 4, 4],
+        DType::Affine { bits: 4, group: 64, .. } | DType::Int { bits: 4, group: 64, .. } => [4, 8, 8],
+        DType::Affine { bits: 4, .. } | DType::Int { bits: 4, .. } => [2, 16, 16],
+        _ => [4, 8, 8],
+    }
 }
 
 /// How often a panel of rows of `stride` bytes is halved into pieces that are copied by themselves, and how many bytes a piece begins
 /// behind the one before.
 ///
 /// Lanes read 32 bytes of four rows of Q4_K and Q5_K at once, one of each piece or every other one of the panel. Those are to lie in
-/// different quarters of the 128 bytes that all banks of threadgroup memory have side by side. Of loose rows they read 16 bytes of
-/// eight.
+/// different quarters of the 128 bytes that all banks of threadgroup memory have side by side.
 fn pieces(dtype: DType, stride: usize) -> [usize; 2] {
     const QUARTER: usize = 32;
     if is_loose(dtype) {
-        return scattered(stride);
+        return scattered(stride, reads_of(dtype));
     }
     if !matches!(dtype, DType::Q4_K | DType::Q5_K) || !stride.is_multiple_of(QUARTER) {
         return [0, PANEL * stride];
@@ -61,8 +83,8 @@ fn pieces(dtype: DType, stride: usize) -> [usize; 2] {
     [2, (PANEL / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
 }
 
-/// Pieces of which the first eight rows, by turns one of each, have four words where fewest banks are asked for several words.
-fn scattered(stride: usize) -> [usize; 2] {
+/// Pieces of which the first rows, by turns one of each, are read where fewest banks are asked for several words.
+fn scattered(stride: usize, reads: [usize; 3]) -> [usize; 2] {
     let of_halvings = |halvings: usize| {
         let bytes = (PANEL >> halvings) * stride;
         let suits = halvings == 0 || bytes.is_multiple_of(16) && ((8 >> halvings) * stride).is_multiple_of(4);
@@ -70,19 +92,43 @@ fn scattered(stride: usize) -> [usize; 2] {
         steps.filter(move |_| suits).map(move |step| [halvings, bytes + 16 * step])
     };
     let all = (0..3).flat_map(of_halvings);
-    all.min_by_key(|&[halvings, bytes]| (most_of_a_bank(stride, [halvings, bytes]), bytes << halvings))
+    all.min_by_key(|&[halvings, bytes]| (most_of_a_bank(stride, [halvings, bytes], reads), bytes << halvings))
         .unwrap_or([0, PANEL * stride])
 }
 
 /// Words of one bank at most that lanes ask for at once, of those rows.
-fn most_of_a_bank(stride: usize, [halvings, piece_bytes]: [usize; 2]) -> usize {
+fn most_of_a_bank(
+    stride: usize,
+    [halvings, piece_bytes]: [usize; 2],
+    [rows, apart, bytes]: [usize; 3],
+) -> usize {
     const BANKS: usize = 32;
     let mut asked = [0; BANKS];
-    for row in 0..8 {
+    for row in 0..rows {
         let begin = (row % (1 << halvings)) * piece_bytes + (row >> halvings) * stride;
-        (0..4).for_each(|word| asked[(begin / 4 + word) % BANKS] += 1);
+        for lane in 0..4 {
+            (0..bytes / 4).for_each(|word| asked[((begin + lane * apart) / 4 + word) % BANKS] += 1);
+        }
     }
     asked.into_iter().max().unwrap_or(0)
+}
+
+/// Bytes of a panel in the second and third plane, and the most that is copied for them: from a multiple of 16 to another.
+fn further_planes(matrix: &ExpertMatrix) -> [[usize; 2]; 2] {
+    const UNIT: usize = 16;
+    let MatrixSpec { dtype, rows, cols } = matrix.matrix;
+    let of_plane = |plane: usize| {
+        let Ok(stride) = dtype.row_bytes(plane, cols) else { return [0, 0] };
+        if plane >= dtype.planes() {
+            return [0, 0];
+        }
+        let in_a_row = dtype.block_rows(plane);
+        let need = stride * (PANEL / in_a_row).max(1);
+        let panels = (0..rows / PANEL).map(|panel| panel * PANEL / in_a_row * stride % UNIT);
+        [need, (panels.max().unwrap_or(0) + need).next_multiple_of(UNIT)]
+    };
+    let [second, third] = [of_plane(1), of_plane(2)];
+    [[second[0], third[0]], [second[1], third[1]]]
 }
 
 impl Ring {
@@ -94,6 +140,7 @@ impl Ring {
         tiles: usize,
         beside: usize,
     ) -> Option<Self> {
+        let [needs, rooms] = further_planes(matrix);
         let matrix = matrix.matrix;
         let encoding = encoding(matrix.dtype)?;
         let stride = matrix.dtype.row_bytes(0, matrix.cols).ok()?;
@@ -104,9 +151,10 @@ impl Ring {
         let most_teams = (MOST_WARPS / warps.max(1)).max(usize::from(warps <= WIDE_WARPS));
         let teams = (1..=most_teams).rev().find(fits).filter(|_| warps > 0)?;
         let [halvings, piece_bytes] = pieces(matrix.dtype, stride);
-        let shared = STAGES * teams * PANELS * (piece_bytes << halvings) + warps * teams * beside;
+        let panel_bytes = (piece_bytes << halvings) + rooms.iter().sum::<usize>();
+        let shared = STAGES * teams * PANELS * panel_bytes + warps * teams * beside;
         let groups = (SHARED / (shared + SHARED_BESIDE)).min(if warps > MOST_WARPS { 1 } else { 2 });
-        let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes };
+        let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes, needs, rooms };
         (groups > 0).then_some(Self { constants, encoding, shared: shared as u32, groups })
     }
 
@@ -129,6 +177,8 @@ impl Lowering<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::arguments::PartConstants;
+    use crate::{BlockScale, Half, MatrixScale, Zeros};
 
     #[test]
     fn rows_that_are_read_at_once_lie_in_different_quarters() {
@@ -147,19 +197,56 @@ mod tests {
 
     #[test]
     fn loose_rows_meet_few_others_in_a_bank() {
+        let int = |group| DType::Int { bits: 4, group, scale: Half::F16, zeros: Zeros::Stored };
+        let affine = |bits| DType::Affine { bits, group: 64, scale: Half::BF16 };
         for (dtype, cols, most) in [
             (DType::MXFP4, 2048, 1),
             (DType::MXFP4, 2880, 3),
             (DType::MXFP4, 288, 2),
             (DType::Q8_0, 768, 1),
             (DType::Q8_0, 2048, 2),
+            (DType::MXFP4_Planes, 2048, 2),
+            (DType::MXFP4_Planes, 2880, 1),
+            (int(32), 2048, 2),
+            (int(128), 2048, 1),
+            (int(128), 768, 1),
+            (affine(4), 2048, 1),
+            (affine(8), 2048, 1),
+            (DType::NVFP4 { matrix: MatrixScale::Factor }, 2048, 1),
+            (DType::MXFP8_Planes, 768, 1),
         ] {
             let stride = dtype.row_bytes(0, cols).unwrap();
             let [halvings, piece_bytes] = pieces(dtype, stride);
             assert!(piece_bytes >= (PANEL >> halvings) * stride && piece_bytes.is_multiple_of(16));
             // Rows eight apart, which a lane has, begin equally far from a word.
             assert!(((8 >> halvings) * stride).is_multiple_of(4));
-            assert_eq!(most_of_a_bank(stride, [halvings, piece_bytes]), most, "{dtype} {cols}");
+            assert_eq!(
+                most_of_a_bank(stride, [halvings, piece_bytes], reads_of(dtype)),
+                most,
+                "{dtype} {cols}"
+            );
+        }
+    }
+
+    #[test]
+    fn further_planes_have_room_for_what_is_around_them() {
+        let fp8 = DType::Fp8 { scale: BlockScale::F32 };
+        let int = DType::Int { bits: 4, group: 128, scale: Half::F16, zeros: Zeros::Stored };
+        for (dtype, rows, cols, expected) in [
+            (DType::Q4_K, 768, 2048, [[0, 0], [0, 0]]),
+            // Sixteen rows of 24 scales.
+            (DType::MXFP8_Planes, 2048, 768, [[384, 0], [384, 0]]),
+            // A row of six or sixteen f32 for every 128, from 24 or 64 bytes on by turns.
+            (fp8, 2048, 768, [[24, 0], [32, 0]]),
+            (fp8, 768, 2048, [[64, 0], [64, 0]]),
+            (DType::Fp8_Whole { scale: BlockScale::F32 }, 2048, 768, [[4, 0], [16, 0]]),
+            // Scales, and two rows of words with zero points.
+            (int, 2048, 768, [[192, 48], [192, 48]]),
+            (int, 2048, 640, [[160, 40], [160, 48]]),
+        ] {
+            let matrix = MatrixSpec { dtype, rows, cols };
+            let part = PartConstants::default();
+            assert_eq!(further_planes(&ExpertMatrix { matrix, part }), expected, "{dtype} {rows} × {cols}");
         }
     }
 }

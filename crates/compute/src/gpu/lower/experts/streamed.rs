@@ -1,13 +1,14 @@
 //! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
 
 use super::few::{FewExperts, by_warp};
-use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS, is_loose};
+use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS, is_loose, step_of};
 use crate::DType;
 use crate::gpu::arguments::{
     ActivationConstants, EnterExpertsConstants, RouteConstants, StreamDownConstants, StreamGateUpConstants,
     TensorGateUpConstants, TensorSortConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::{ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering};
 use crate::gpu::memory::{
@@ -33,7 +34,7 @@ const KEPT: usize = 2 * PANELS * 16 * 4;
 fn activation_sums(dtype: DType) -> usize {
     let count = match dtype {
         DType::Q6_K => 16,
-        DType::Q8_0 => 8,
+        DType::Q8_0 | DType::Affine { .. } | DType::Int { .. } => 8,
         _ => 0,
     };
     count * size_of::<f32>()
@@ -50,7 +51,7 @@ fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Opti
     let MatrixSpec { dtype, cols, .. } = matrix.matrix;
     let warps = cols.div_ceil(COLUMNS);
     let suits =
-        warps <= WIDE_WARPS && cols.is_multiple_of(if is_loose(dtype) { SCALED_COLUMNS } else { COLUMNS });
+        warps <= WIDE_WARPS && cols.is_multiple_of(if is_loose(dtype) { step_of(dtype) } else { COLUMNS });
     Ring::new(matrix, [panels, warps], tiles, tile * (KEPT + activation_sums(dtype))).filter(|_| suits)
 }
 
@@ -88,7 +89,8 @@ impl Lowering<'_> {
         let places = most_places(pairs, experts);
         let block_rows = self.rows.next_multiple_of(PANEL_TOKENS);
         let first = ring(up, 1, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
-        let [_, down_name] = self.few_encodings(e.set)?;
+        let down_name = kernel_name(down.matrix.dtype, FastPath::Tensor);
+        let down_name = down_name.filter(|_| down.matrix.cols.is_multiple_of(SCALED_COLUMNS))?;
         let suits = experts <= MOST_TILED_EXPERTS
             && self.rows <= MOST_ROWS
             && (e.biases.is_none() || [up, down].iter().all(|part| is_loose(part.matrix.dtype)))
