@@ -182,11 +182,9 @@ struct PlainConstants {
     uint has_residual;
 };
 
-// Columns 8i..8i + 8 of a row of plain floats.
+// Eight 16-bit floats.
 template <uint D>
-DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
-    if (D == F32) return floats8(GCAST(const float, row), i);
-    const Word4 q = load_u32x4(row, 16 * i);
+DEVICE Float8 of_halves(const Word4 q) {
     const uint pairs[4] = {q.x, q.y, q.z, q.w};
     Float8 r;
 #pragma unroll
@@ -195,6 +193,12 @@ DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
         r.v[2 * j + 1] = D == F16 ? f16_to_f32((ushort)(pairs[j] >> 16)) : as_float(pairs[j] & 0xffff0000u);
     }
     return r;
+}
+
+// Columns 8i..8i + 8 of a row of plain floats.
+template <uint D>
+DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
+    return D == F32 ? floats8(GCAST(const float, row), i) : of_halves<D>(load_u32x4(row, 16 * i));
 }
 
 template <uint R>

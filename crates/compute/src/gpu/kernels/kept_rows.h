@@ -29,18 +29,6 @@ DEVICE HalfRows<N> half_rows(const ProductPart part, GPTR(const uchar) weights, 
     return w;
 }
 
-template <uint D>
-DEVICE Float8 of_halves(const Word4 q) {
-    const uint pairs[4] = {q.x, q.y, q.z, q.w};
-    Float8 r;
-#pragma unroll
-    for (uint j = 0; j < 4; ++j) {
-        r.v[2 * j] = D == F16 ? f16_to_f32((ushort)pairs[j]) : as_float(pairs[j] << 16);
-        r.v[2 * j + 1] = D == F16 ? f16_to_f32((ushort)(pairs[j] >> 16)) : as_float(pairs[j] & 0xffff0000u);
-    }
-    return r;
-}
-
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows): a group makes N outputs at a
 // time of T tokens, whose columns are P pieces a thread. `shares` has room for 2 · 8 · N · T sums. Grid: (any, tokens / T).
 template <uint D, uint N, uint T, uint P>
