@@ -297,8 +297,14 @@ mod tests {
     #[test]
     fn experts_that_pass_through_shared_memory_have_kernels() {
         let archive = Archive::open(CODE_MAJOR);
-        let gate_up =
-            ["stream_gate_up_8", "stream_gate_up_16", "stream_gate_up_8_wide", "stream_gate_up_16_wide"];
+        let gate_up = [
+            "stream_gate_up_8",
+            "stream_gate_up_16",
+            "stream_gate_up_8_wide",
+            "stream_gate_up_16_wide",
+            "stream_gate_up_8_eights",
+            "stream_gate_up_16_eights",
+        ];
         let down = [
             "stream_down_8",
             "stream_down_16",

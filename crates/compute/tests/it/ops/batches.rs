@@ -2,7 +2,7 @@
 
 use moeflux_compute::backend::KvType;
 use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Weighted};
-use moeflux_compute::{DType, Half, MatrixScale};
+use moeflux_compute::{BlockScale, DType, Half, MatrixScale, Zeros};
 
 use super::case::{Batching, Case, Recorder, Schedule};
 use super::checks::{assert_same_bits, compile, difference, run_all};
@@ -160,6 +160,27 @@ fn prompts_have_the_same_bits_in_pieces_of_any_size() {
     check_pieces(wide_linear_case(Q6_K, 51200, 256), device, &[320], &[320, 64]);
     let experts = moe_case_of(16, 8, [Q4_K; 3], [256, 256], ExpertMlp::default());
     check_pieces(experts, device, &[520], &[520, 260]);
+}
+
+/// Experts of a batch that pass through CUDA's shared memory do so by tiles of eight pairs or of sixteen.
+#[test]
+fn experts_of_a_batch_have_the_same_bits_in_tiles_of_any_size() {
+    use DType::{MXFP4, MXFP4_Planes, MXFP8_Planes, Q4_K, Q5_K, Q6_K, Q8_0};
+    let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
+    let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
+    let encodings = [Q4_K, Q5_K, Q6_K, Q8_0, MXFP4, MXFP4_Planes, MXFP8_Planes].into_iter().chain([
+        affine(4, 64, Half::BF16),
+        affine(8, 128, Half::F16),
+        int(4, 32, Zeros::Middle),
+        int(4, 128, Zeros::Stored),
+        DType::NVFP4 { matrix: MatrixScale::Factor },
+        DType::Fp8 { scale: BlockScale::F32 },
+    ]);
+    for dtype in encodings {
+        // 72 pairs of six experts are too many for tiles of eight, 36 are not.
+        let experts = moe_case_of(6, 2, [dtype; 3], [512, 256], ExpertMlp::default());
+        check_pieces(experts, device, &[36], &[36, 18, 9]);
+    }
 }
 
 /// Of a batch's linear layers, blocks of a cluster share tiles: their sums are divided, which a prompt's are not.

@@ -224,6 +224,8 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         // Rows that GPUs share among more warps than two groups of a multiprocessor have.
         moe_case(6, 2, [Q4_K, Q4_K, Q6_K], 4096, 256).on_hardware(),
         moe_case(6, 2, [Q4_K, Q4_K, Q5_K], 256, 2560).on_hardware(),
+        moe_case(4, 2, [Q6_K, Q6_K, Q5_K], 3584, 256).on_hardware(),
+        moe_case(4, 2, [Q8_0; 3], 4096, 64).on_hardware(),
         moe_case(6, 2, [Q5_K, Q5_K, Q5_K], 512, 256).on_hardware(),
         moe_case(12, 2, [Q5_K, Q5_K, Q8_0], 768, 512).on_hardware(),
         moe_case(6, 2, [Q8_0; 3], 352, 288).on_hardware(),
@@ -244,27 +246,32 @@ pub fn moe_experts_in_planes() -> Vec<Case> {
     let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
     let fp8 = |scale| DType::Fp8 { scale };
     let all = [
-        (12, affine(4, 64, Half::BF16), [384, 256]),
-        (6, affine(4, 32, Half::F16), [128, 384]),
-        (12, affine(4, 128, Half::F16), [640, 128]),
-        (6, affine(8, 64, Half::BF16), [384, 128]),
-        (12, int(4, 128, Zeros::Stored), [640, 384]),
-        (6, int(4, 32, Zeros::Middle), [2304, 128]),
-        (12, int(4, 64, Zeros::Stored), [128, 384]),
-        (6, int(4, 0, Zeros::Middle), [384, 128]),
-        (12, int(8, 32, Zeros::Stored), [384, 256]),
-        (6, int(8, 0, Zeros::Middle), [256, 384]),
-        (12, DType::NVFP4 { matrix: MatrixScale::Divisor }, [704, 320]),
-        (6, DType::NVFP4 { matrix: MatrixScale::Factor }, [128, 2304]),
-        (12, fp8(BlockScale::F32), [352, 288]),
-        (6, fp8(BlockScale::BF16), [640, 544]),
-        (12, fp8(BlockScale::E8M0), [128, 384]),
-        (6, DType::Fp8_Rows { scale: BlockScale::F32 }, [352, 160]),
-        (12, DType::Fp8_Whole { scale: BlockScale::BF16 }, [160, 288]),
-        (6, DType::MXFP8_Planes, [352, 288]),
+        (affine(4, 64, Half::BF16), [384, 256]),
+        (affine(4, 32, Half::F16), [128, 384]),
+        (affine(4, 128, Half::F16), [640, 128]),
+        (affine(8, 64, Half::BF16), [384, 128]),
+        (int(4, 128, Zeros::Stored), [640, 384]),
+        (int(4, 32, Zeros::Middle), [2304, 128]),
+        (int(4, 64, Zeros::Stored), [128, 384]),
+        (int(4, 0, Zeros::Middle), [384, 128]),
+        (int(8, 32, Zeros::Stored), [384, 256]),
+        (int(8, 0, Zeros::Middle), [256, 384]),
+        (DType::NVFP4 { matrix: MatrixScale::Divisor }, [704, 320]),
+        (DType::NVFP4 { matrix: MatrixScale::Factor }, [128, 2304]),
+        (fp8(BlockScale::F32), [352, 288]),
+        (fp8(BlockScale::BF16), [640, 544]),
+        (fp8(BlockScale::E8M0), [128, 384]),
+        (DType::Fp8_Rows { scale: BlockScale::F32 }, [352, 160]),
+        (DType::Fp8_Whole { scale: BlockScale::BF16 }, [160, 288]),
+        (DType::MXFP8_Planes, [352, 288]),
+        // Rows so wide that a unit has half as many.
+        (fp8(BlockScale::F32), [4096, 64]),
+        (DType::MXFP8_Planes, [3104, 64]),
+        (int(8, 32, Zeros::Stored), [3968, 128]),
     ];
-    let case = |(count, dtype, [hidden, inner]): (usize, DType, [usize; 2])| {
-        moe_case(count, 2, [dtype; 3], hidden, inner).on_hardware()
+    let case = |(dtype, [hidden, inner]): (DType, [usize; 2])| {
+        // So many that nine rows have tiles of eight pairs, 26 of sixteen.
+        moe_case(4, 2, [dtype; 3], hidden, inner).on_hardware()
     };
     all.map(case).into()
 }

@@ -63,12 +63,16 @@ struct Sums {
 template <int dtype>
 struct Columns256;
 
-// A panel's further planes in shared memory, and what a warp multiplies of them: the rows `row` and `row + apart` of the panel from a
-// column on.
+// A panel's further planes in shared memory, and what a warp multiplies of them, from a column on: its row `row`, and `row + apart`
+// `next` bytes further.
 struct Beside {
     const Format& format;
     const u8* planes[2];
-    u32 row, apart, column;
+    u32 row, apart, next, column;
+    // Where plane p has the first row or the second.
+    DEVICE const u8* at(u32 p, u32 second) const {
+        return planes[p - 1] + second * next + (row + second * apart) * format.strides[p];
+    }
 };
 
 // Of Q4_K, and of Q5_K with fifth bits: `HEAD` bytes come before nibbles.

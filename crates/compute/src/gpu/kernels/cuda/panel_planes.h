@@ -7,7 +7,7 @@
 #include "panel_columns.h"
 
 // How far behind a multiple of 16 bytes what a plane has of a panel begins, of which `row` is the first one: not at all where rows have
-// scales of their own, as sixteen of them do.
+// scales of their own.
 DEVICE u32 begin_of(const Format& f, u32 plane, u32 row) {
     if (DTYPE == FP8 && plane == 1) return f.kind >> 26 & 7 ? 0 : row / 128 * f.strides[1] & 15;
     if (DTYPE == AFFINE4 && plane == 2) return has_zeros(f.kind) ? row / 8 * f.strides[2] & 15 : 0;
@@ -167,8 +167,9 @@ struct ColumnsOfCodes {
     template <u32 N, u32 half, u32 run, bool has_biases, class X>
     static DEVICE void add_half(Sums<N>& sums, const u8* const (&rows)[2], const X& x, const float* of_x, bool bf16,
                                 const Beside& beside) {
-        // Groups, and how many sums there are of each, so that products do not wait for each other.
-        constexpr u32 GROUPS = 4 / run, APART_SUMS = N == 1 && run > 1 ? 2 : 1;
+        // Groups, and how many sums there are of each, so that products do not wait for each other: as many for any number of tokens, for
+        // the same bits.
+        constexpr u32 GROUPS = 4 / run, APART_SUMS = run > 1 ? 2 : 1;
         const Format& f = beside.format;
         const u32 group = f.kind >> 8 & 255, first = group == 0 ? 0 : (beside.column + 128 * half) / (32 * run);
         const u32 middle = 1 << (bits - 1);
@@ -179,11 +180,12 @@ struct ColumnsOfCodes {
         for (u32 i = 0; i < 2; i++) {
             const u32 row = beside.row + i * beside.apart;
             load_codes<run>(codes[i], rows[i] + half * (16 * bits));
-            halves<run>(s[i], beside.planes[0] + row * f.strides[1] + 2 * first, bf16);
+            halves<run>(s[i], beside.at(1, i) + 2 * first, bf16);
             if (has_biases) {
-                halves<run>(b[i], beside.planes[1] + row * f.strides[2] + 2 * first, bf16);
+                halves<run>(b[i], beside.at(2, i) + 2 * first, bf16);
             } else if (f.kind >> 28 & 1) {
-                const u32* const words = (const u32*)(beside.planes[1] + row * bits / 32 * f.strides[2]) + first;
+                const u8* const of_rows = beside.planes[1] + i * beside.next + row * bits / 32 * f.strides[2];
+                const u32* const words = (const u32*)of_rows + first;
 #pragma unroll
                 for (u32 j = 0; j < GROUPS; j++) b[i][j] = -(float)(words[j] >> row * bits % 32 & (2 * middle - 1));
             } else {
@@ -298,32 +300,27 @@ struct Columns256<FP8> {
     // Four blocks that have a scale in common, as 128 columns do.
     template <u32 N, u32 half, class X>
     static DEVICE void add_same(Sums<N>& sums, const u8* const (&rows)[2], const float (&s)[2], const X& x, u32 blocks) {
-        // Sums that do not wait for each other.
-        constexpr u32 APART_SUMS = N == 1 ? 2 : 1;
-        float r[N][APART_SUMS][4] = {};
+        // Two sums, which do not wait for each other.
+        float r[N][2][4] = {};
         for_half<half>(blocks, [&](u32 k) {
             u32 a[2][4];
             load_codes(a, rows, 4 * half + k);
 #pragma unroll
             for (u32 n = 0; n < N; n++)
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    float (&to)[4] = r[n][i % APART_SUMS];
-                    mma_16816(to, a[i], x.b[n][4 * half + k][i], to);
-                }
+                for (u32 i = 0; i < 2; i++) mma_16816(r[n][i], a[i], x.b[n][4 * half + k][i], r[n][i]);
         });
 #pragma unroll
         for (u32 n = 0; n < N; n++)
 #pragma unroll
-            for (u32 i = 0; i < 4; i++)
-                sums.v[n][i] += s[i / 2] * (APART_SUMS == 1 ? r[n][0][i] : r[n][0][i] + r[n][APART_SUMS - 1][i]);
+            for (u32 i = 0; i < 4; i++) sums.v[n][i] += s[i / 2] * (r[n][0][i] + r[n][1][i]);
     }
     // Four blocks with powers of two of their own.
     template <u32 N, u32 half, class X>
     static DEVICE void add_powers(Sums<N>& sums, const u8* const (&rows)[2], const X& x, u32 blocks, const Beside& beside) {
         const u32 stride = beside.format.strides[1];
-        const u8* const from = beside.planes[0] + beside.row * stride + beside.column / 32 + 4 * half;
-        const u32 powers[2] = {bytes_of_4(from, stride), bytes_of_4(from + beside.apart * stride, stride)};
+        const u32 from = beside.column / 32 + 4 * half;
+        const u32 powers[2] = {bytes_of_4(beside.at(1, 0) + from, stride), bytes_of_4(beside.at(1, 1) + from, stride)};
         for_half<half>(blocks, [&](u32 k) {
             u32 a[2][4];
             load_codes(a, rows, 4 * half + k);
@@ -341,8 +338,8 @@ struct Columns256<FP8> {
             return;
         }
         const bool of_rows = kind >> 27 & 1, whole = kind >> 26 & 1;
-        const u8* const first = beside.planes[0] + (of_rows ? beside.row * beside.format.strides[1] : 0);
-        const u8* const second = first + (of_rows ? beside.apart * beside.format.strides[1] : 0);
+        const u8* const first = of_rows ? beside.at(1, 0) : beside.planes[0];
+        const u8* const second = of_rows ? beside.at(1, 1) : beside.planes[0] + beside.next;
         const u32 block = of_rows || whole ? 0 : beside.column / 128, next = of_rows || whole ? 0 : 1;
         const float s[2] = {scale_at(kind, first, block), scale_at(kind, second, block)};
         add_same<N, 0>(sums, rows, s, x, blocks);
@@ -365,8 +362,8 @@ struct Columns256<MXFP4_PLANES> {
     template <u32 N, u32 half, class X>
     static DEVICE void add_half(Sums<N>& sums, const u8* const (&rows)[2], const X& x, u32 blocks, const Beside& beside) {
         const u32 stride = beside.format.strides[1];
-        const u8* const from = beside.planes[0] + beside.row * stride + beside.column / 32 + 4 * half;
-        const u32 powers[2] = {bytes_of_4(from, stride), bytes_of_4(from + beside.apart * stride, stride)};
+        const u32 from = beside.column / 32 + 4 * half;
+        const u32 powers[2] = {bytes_of_4(beside.at(1, 0) + from, stride), bytes_of_4(beside.at(1, 1) + from, stride)};
         for_half<half>(blocks, [&](u32 k) {
             u32 a[2][4];
 #pragma unroll
@@ -411,13 +408,12 @@ struct Columns256<NVFP4> {
         const u8* const rows[2] = {low + 32 * t, high + 32 * t};
         // Of columns that are not there, activations are zeros and scales are made so.
         const bool present = 2 * t < blocks;
-        const u8* const of_rows = beside.planes[0] + beside.row * f.strides[1] + beside.column / 16 + 4 * t;
+        const u32 from = beside.column / 16 + 4 * t;
         u32 codes[2];
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) codes[i] = present ? *(const u32*)(of_rows + i * beside.apart * f.strides[1]) : 0;
-        // Sums that do not wait for each other.
-        constexpr u32 APART_SUMS = N == 1 ? 4 : 1;
-        Sums<N> own[APART_SUMS] = {};
+        for (u32 i = 0; i < 2; i++) codes[i] = present ? *(const u32*)(beside.at(1, i) + from) : 0;
+        // Two sums, which do not wait for each other.
+        Sums<N> own[2] = {};
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             uint4 words[2];
@@ -440,14 +436,18 @@ struct Columns256<NVFP4> {
 #pragma unroll
                 for (u32 n = 0; n < N; n++)
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
-                        float (&to)[4] = own[(2 * k + i) % APART_SUMS].v[n];
-                        mma_16816(to, a[i], x.b[n][4 * half + k][i], to);
-                    }
+                    for (u32 i = 0; i < 2; i++) mma_16816(own[i].v[n], a[i], x.b[n][4 * half + k][i], own[i].v[n]);
             }
         }
-        const float scale = *(const float*)beside.planes[1], factor = 128.0f * (f.kind >> 24 & 1 ? 1.0f / scale : scale);
+        float factors[2];
 #pragma unroll
-        for (u32 i = 0; i < APART_SUMS; i++) add_all(sums, own[i], factor);
+        for (u32 i = 0; i < 2; i++) {
+            const float scale = *(const float*)(beside.planes[1] + i * beside.next);
+            factors[i] = 128.0f * (f.kind >> 24 & 1 ? 1.0f / scale : scale);
+        }
+#pragma unroll
+        for (u32 n = 0; n < N; n++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sums.v[n][i] += factors[i / 2] * (own[0].v[n][i] + own[1].v[n][i]);
     }
 };

@@ -1,10 +1,11 @@
 // Rows of experts' weights that pass through shared memory: copies bring the next ones while these are multiplied, and a
 // group takes its share of all experts' rows one after the other. Plain CUDA C++ for compute capability 9.0 and later.
 //
-// A *panel* is 16 rows of a weight. A *unit* is two panels of each *team* of warps that share their columns.
+// A *panel* is 16 rows of a weight, or eight where they are wide. A *unit* is two panels of each *team* of warps that share their
+// columns.
 #pragma once
 
-constexpr unsigned RING_PANEL = 16, RING_PANELS = 2, RING_STAGES = 2;
+constexpr unsigned RING_PANELS = 2, RING_STAGES = 2;
 
 // Up to a number of pairs of one expert: those of a list from `first` on.
 struct RingTile {
@@ -100,13 +101,13 @@ static __device__ __forceinline__ unsigned ring_panel_bytes(const RingConstants&
 static __device__ __forceinline__ void ring_expect(unsigned bar, unsigned bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// Starts to copy a unit's panels, of rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins in each plane.
+// Starts to copy a unit's panels, of `rows` rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins in each plane.
 // Pieces have a multiple of 16 bytes. Nothing reads them again before the next batch: the cache is to keep other things.
-template <unsigned planes, class From>
+template <unsigned planes, unsigned rows, class From>
 static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned stride, const RingConstants& s, From from) {
-    const unsigned panels = s.teams * RING_PANELS, bytes = (RING_PANEL >> s.halvings) * stride;
+    const unsigned panels = s.teams * RING_PANELS, bytes = (rows >> s.halvings) * stride;
     auto arrive = [&] {
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * RING_PANEL * stride) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * rows * stride) : "memory");
     };
     if (planes == 1) arrive();
     unsigned long long once;
@@ -140,7 +141,7 @@ struct RingAhead {
 };
 
 // Passes a group's units through `memory`, RING_STAGES of them at a time. `units` of them make a tile's product, of rows of `stride`
-// bytes. `rows(slot, index, panel)` says where a panel of a unit begins in each plane; `enter(unit)` is called when a tile begins;
+// bytes. `row_of(slot, index, panel)` says where a panel of a unit begins in each plane; `enter(unit)` is called when a tile begins;
 // `multiply(unit, half, panels, between)` makes the products of what is at `panels` and calls `between` once before it writes any,
 // and `leave(unit, half)` is called when all warps have, `half` by turns 0 and 1. Whatever `enter` and `multiply` write is seen
 // by `leave` of the same tile or unit, if it has a place for each turn or half. Warps wait for others as late as they can: for a
@@ -148,9 +149,9 @@ struct RingAhead {
 //
 // With `early`, copies begin before the kernel in front has ended, which must not write tiles, `table` or weights. A warp that starts
 // copies is late; `by_turns` each does, else the first.
-template <bool early, bool by_turns, unsigned planes, class RowsOf, class Enter, class Multiply, class Leave>
+template <bool early, bool by_turns, unsigned planes, unsigned rows, class RowsOf, class Enter, class Multiply, class Leave>
 static __device__ __forceinline__ void ring_pass(unsigned char* memory, const RingTile* tiles, const unsigned* table, unsigned stride,
-                                                 unsigned units, const RingConstants& s, const RingCosts& costs, RowsOf rows,
+                                                 unsigned units, const RingConstants& s, const RingCosts& costs, RowsOf row_of,
                                                  Enter enter, Multiply multiply, Leave leave) {
     // For each stage: its copy is there, all warps are done with it; for each half: all warps' products are.
     __shared__ unsigned long long full_bars[RING_STAGES], free_bars[RING_STAGES], made_bars[2];
@@ -189,8 +190,8 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
             described[a.order % 4] = {of.first, of.count, a.index, a.turn + RING_EXPERT * of.expert};
             ahead.index = a.index, ahead.turn = a.turn;
         }
-        ring_copy<planes>(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
-                          [&](unsigned panel) { return rows(slot, index, panel); });
+        ring_copy<planes, rows>(full(stage), (unsigned)__cvta_generic_to_shared(memory) + stage * stage_bytes, stride, s,
+                                [&](unsigned panel) { return row_of(slot, index, panel); });
     };
     if (threadIdx.x == 0 && count != 0) {
         const RingTile of = tiles[share.first / units];

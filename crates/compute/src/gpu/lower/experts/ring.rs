@@ -5,13 +5,14 @@ use crate::gpu::arguments::RingConstants;
 use crate::gpu::device::Dispatch;
 use crate::gpu::encodings::{self, FastPath};
 use crate::gpu::lower::context::{Launch, Lowering, named};
-use crate::gpu::lower::panels::PANEL;
 use crate::gpu::memory::ExpertMatrix;
 use crate::graph::MatrixSpec;
 
 /// Warps of a group at most: of those of which a multiprocessor may have two, and of the only one.
 pub(super) const MOST_WARPS: usize = 8;
 pub(super) const WIDE_WARPS: usize = 16;
+/// Rows of a panel where two of them are multiplied as one.
+pub(super) const EIGHT: usize = 8;
 /// Panels of a team and unit, and units in threadgroup memory.
 pub(super) const PANELS: usize = 2;
 const STAGES: usize = 2;
@@ -67,33 +68,33 @@ fn reads_of(dtype: DType) -> [usize; 3] {
     }
 }
 
-/// How often a panel of rows of `stride` bytes is halved into pieces that are copied by themselves, and how many bytes a piece begins
-/// behind the one before.
+/// How often a panel of so many rows of `stride` bytes is halved into pieces that are copied by themselves, and how many bytes a piece
+/// begins behind the one before.
 ///
 /// Lanes read 32 bytes of four rows of Q4_K and Q5_K at once, one of each piece or every other one of the panel. Those are to lie in
 /// different quarters of the 128 bytes that all banks of threadgroup memory have side by side.
-fn pieces(dtype: DType, stride: usize) -> [usize; 2] {
+fn pieces(dtype: DType, rows: usize, stride: usize) -> [usize; 2] {
     const QUARTER: usize = 32;
     if is_loose(dtype) {
-        return scattered(stride, reads_of(dtype));
+        return scattered(rows, stride, reads_of(dtype));
     }
     if !matches!(dtype, DType::Q4_K | DType::Q5_K) || !stride.is_multiple_of(QUARTER) {
-        return [0, PANEL * stride];
+        return [0, rows * stride];
     }
-    [2, (PANEL / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
+    [2, (rows / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
 }
 
 /// Pieces of which the first rows, by turns one of each, are read where fewest banks are asked for several words.
-fn scattered(stride: usize, reads: [usize; 3]) -> [usize; 2] {
+fn scattered(rows: usize, stride: usize, reads: [usize; 3]) -> [usize; 2] {
     let of_halvings = |halvings: usize| {
-        let bytes = (PANEL >> halvings) * stride;
+        let bytes = (rows >> halvings) * stride;
         let suits = halvings == 0 || bytes.is_multiple_of(16) && ((8 >> halvings) * stride).is_multiple_of(4);
         let steps = if halvings == 0 { 0..1 } else { 0..8 };
         steps.filter(move |_| suits).map(move |step| [halvings, bytes + 16 * step])
     };
     let all = (0..3).flat_map(of_halvings);
     all.min_by_key(|&[halvings, bytes]| (most_of_a_bank(stride, [halvings, bytes], reads), bytes << halvings))
-        .unwrap_or([0, PANEL * stride])
+        .unwrap_or([0, rows * stride])
 }
 
 /// Words of one bank at most that lanes ask for at once, of those rows.
@@ -113,49 +114,55 @@ fn most_of_a_bank(
     asked.into_iter().max().unwrap_or(0)
 }
 
+/// Bytes of a row in a plane, none of one that is not there.
+fn stride_of(matrix: MatrixSpec, plane: usize) -> usize {
+    let planes = matrix.dtype.planes();
+    matrix.dtype.row_bytes(plane, matrix.cols).ok().filter(|_| plane < planes).unwrap_or(0)
+}
+
 /// Bytes of a panel in the second and third plane, and the most that is copied for them: from a multiple of 16 to another.
-fn further_planes(matrix: &ExpertMatrix) -> [[usize; 2]; 2] {
+fn further_planes(matrix: &ExpertMatrix, panel: usize) -> [[usize; 2]; 2] {
     const UNIT: usize = 16;
-    let MatrixSpec { dtype, rows, cols } = matrix.matrix;
+    let MatrixSpec { dtype, rows, .. } = matrix.matrix;
     let of_plane = |plane: usize| {
-        let Ok(stride) = dtype.row_bytes(plane, cols) else { return [0, 0] };
-        if plane >= dtype.planes() {
-            return [0, 0];
-        }
+        let stride = stride_of(matrix.matrix, plane);
         let in_a_row = dtype.block_rows(plane);
-        let need = stride * (PANEL / in_a_row).max(1);
-        let panels = (0..rows / PANEL).map(|panel| panel * PANEL / in_a_row * stride % UNIT);
-        [need, (panels.max().unwrap_or(0) + need).next_multiple_of(UNIT)]
+        let need = stride * (panel / in_a_row).max(1);
+        let before = (0..rows / panel).map(|i| i * panel / in_a_row * stride % UNIT).max().unwrap_or(0);
+        [need, (before + need).next_multiple_of(UNIT)]
     };
     let [second, third] = [of_plane(1), of_plane(2)];
     [[second[0], third[0]], [second[1], third[1]]]
 }
 
 impl Ring {
-    /// For a matrix of which a unit has `panels` panels a team and whose columns `warps` warps share, of which each needs `beside`
-    /// bytes of threadgroup memory beside weights; nothing if it does not suit the kernels.
+    /// For a matrix of which a unit has `panels` panels of so many rows a team and whose columns `warps` warps share, of which each
+    /// needs `beside` bytes of threadgroup memory beside weights; nothing if it does not suit the kernels.
     pub(super) fn new(
         matrix: &ExpertMatrix,
-        [panels, warps]: [usize; 2],
+        [panels, panel, warps]: [usize; 3],
         tiles: usize,
         beside: usize,
     ) -> Option<Self> {
-        let [needs, rooms] = further_planes(matrix);
+        let [needs, rooms] = further_planes(matrix, panel);
         let matrix = matrix.matrix;
         let encoding = encoding(matrix.dtype)?;
         let stride = matrix.dtype.row_bytes(0, matrix.cols).ok()?;
         let fits = |teams: &usize| {
-            let rows = PANEL * panels * teams;
+            let rows = panel * panels * teams;
             matrix.rows.is_multiple_of(rows) && matrix.rows / rows >= 2
         };
         let most_teams = (MOST_WARPS / warps.max(1)).max(usize::from(warps <= WIDE_WARPS));
         let teams = (1..=most_teams).rev().find(fits).filter(|_| warps > 0)?;
-        let [halvings, piece_bytes] = pieces(matrix.dtype, stride);
+        let [halvings, piece_bytes] = pieces(matrix.dtype, panel, stride);
         let panel_bytes = (piece_bytes << halvings) + rooms.iter().sum::<usize>();
         let shared = STAGES * teams * PANELS * panel_bytes + warps * teams * beside;
         let groups = (SHARED / (shared + SHARED_BESIDE)).min(if warps > MOST_WARPS { 1 } else { 2 });
         let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes, needs, rooms };
-        (groups > 0).then_some(Self { constants, encoding, shared: shared as u32, groups })
+        // Rows' scales begin at a multiple of 16 bytes in every panel.
+        let aligned = matrix.dtype.block_rows(1) != 1 || (panel * stride_of(matrix, 1)).is_multiple_of(16);
+        let suits = groups > 0 && aligned && piece_bytes.is_multiple_of(16);
+        suits.then_some(Self { constants, encoding, shared: shared as u32, groups })
     }
 
     /// Warps of a group.
@@ -178,13 +185,14 @@ impl Lowering<'_> {
 mod tests {
     use super::*;
     use crate::gpu::arguments::PartConstants;
+    use crate::gpu::lower::panels::PANEL;
     use crate::{BlockScale, Half, MatrixScale, Zeros};
 
     #[test]
     fn rows_that_are_read_at_once_lie_in_different_quarters() {
         for cols in (256..=2048).step_by(256) {
             let stride = DType::Q4_K.row_bytes(0, cols).unwrap();
-            let [halvings, piece_bytes] = pieces(DType::Q4_K, stride);
+            let [halvings, piece_bytes] = pieces(DType::Q4_K, PANEL, stride);
             assert!(piece_bytes >= (PANEL >> halvings) * stride && piece_bytes.is_multiple_of(16));
             for first in [0, 4] {
                 let begin = |g: usize| (g % (1 << halvings)) * piece_bytes + (g >> halvings) * 2 * stride;
@@ -216,7 +224,7 @@ mod tests {
             (DType::MXFP8_Planes, 768, 1),
         ] {
             let stride = dtype.row_bytes(0, cols).unwrap();
-            let [halvings, piece_bytes] = pieces(dtype, stride);
+            let [halvings, piece_bytes] = pieces(dtype, PANEL, stride);
             assert!(piece_bytes >= (PANEL >> halvings) * stride && piece_bytes.is_multiple_of(16));
             // Rows eight apart, which a lane has, begin equally far from a word.
             assert!(((8 >> halvings) * stride).is_multiple_of(4));
@@ -246,7 +254,11 @@ mod tests {
         ] {
             let matrix = MatrixSpec { dtype, rows, cols };
             let part = PartConstants::default();
-            assert_eq!(further_planes(&ExpertMatrix { matrix, part }), expected, "{dtype} {rows} × {cols}");
+            assert_eq!(
+                further_planes(&ExpertMatrix { matrix, part }, PANEL),
+                expected,
+                "{dtype} {rows} × {cols}"
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
 
 use super::few::{FewExperts, by_warp};
-use super::ring::{MOST_WARPS, PANELS, Ring, WIDE_WARPS, is_loose, step_of};
+use super::ring::{EIGHT, MOST_WARPS, PANELS, Ring, WIDE_WARPS, is_loose, step_of};
 use crate::DType;
 use crate::gpu::arguments::{
     ActivationConstants, EnterExpertsConstants, RouteConstants, StreamDownConstants, StreamGateUpConstants,
@@ -11,6 +11,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::{ENTER_EXPERTS_UNIT, EXPERT_PANELS_UNIT};
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering};
+use crate::gpu::lower::panels::PANEL;
 use crate::gpu::memory::{
     ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, SCALED_COLUMNS, f16_bytes,
     most_panel_tiles, most_places,
@@ -27,8 +28,10 @@ const MOST_CHOOSING: usize = 32;
 const MOST_CHOSEN: usize = 8192;
 /// Columns of a warp.
 const COLUMNS: usize = 256;
-/// Bytes of a warp's sums, two of each panel, for every token.
-const KEPT: usize = 2 * PANELS * 16 * 4;
+/// Bytes of a warp's sums, two of each row of `rows`, for every token.
+const fn kept(rows: usize) -> usize {
+    2 * rows * size_of::<f32>()
+}
 
 /// Bytes of sums of a warp's activations, for every token.
 fn activation_sums(dtype: DType) -> usize {
@@ -45,14 +48,15 @@ fn tile(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { PANEL_TOKENS } else { PANEL_TILE }
 }
 
-/// How groups multiply a matrix of which a unit has `panels` panels a team, by tiles of `tile` tokens; nothing if it does not suit the
-/// kernels.
-fn ring(matrix: &ExpertMatrix, panels: usize, [tiles, tile]: [usize; 2]) -> Option<Ring> {
+/// How groups multiply a matrix of which a unit has `panels` panels a team, of so many rows, by tiles of `tile` tokens; nothing if it does
+/// not suit the kernels.
+fn ring(matrix: &ExpertMatrix, [panels, panel]: [usize; 2], [tiles, tile]: [usize; 2]) -> Option<Ring> {
     let MatrixSpec { dtype, cols, .. } = matrix.matrix;
     let warps = cols.div_ceil(COLUMNS);
     let suits =
         warps <= WIDE_WARPS && cols.is_multiple_of(if is_loose(dtype) { step_of(dtype) } else { COLUMNS });
-    Ring::new(matrix, [panels, warps], tiles, tile * (KEPT + activation_sums(dtype))).filter(|_| suits)
+    let beside = tile * (kept(PANELS * panel) + activation_sums(dtype));
+    Ring::new(matrix, [panels, panel, warps], tiles, beside).filter(|_| suits)
 }
 
 impl Lowering<'_> {
@@ -83,12 +87,16 @@ impl Lowering<'_> {
         // Panels, which may come after gate and up, take tiles of 16.
         let wanted = tile(pairs, experts);
         let tiles_of = |tile| [most_panel_tiles(pairs, experts, tile), tile];
-        let second = ring(down, PANELS, tiles_of(wanted));
+        let second = ring(down, [PANELS, PANEL], tiles_of(wanted));
         let tokens = if second.is_some() { wanted } else { PANEL_TILE };
         let [most, _] = tiles_of(tokens);
         let places = most_places(pairs, experts);
         let block_rows = self.rows.next_multiple_of(PANEL_TOKENS);
-        let first = ring(up, 1, [most, tokens]).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
+        // Of wide rows, a unit of gate and up has half as many.
+        let whole = ring(up, [1, PANEL], [most, tokens]);
+        let eights = whole.is_none();
+        let first = whole.or_else(|| ring(up, [1, EIGHT], [most, tokens]));
+        let first = first.filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
         let down_name = kernel_name(down.matrix.dtype, FastPath::Tensor);
         let down_name = down_name.filter(|_| down.matrix.cols.is_multiple_of(SCALED_COLUMNS))?;
         let suits = experts <= MOST_TILED_EXPERTS
@@ -143,6 +151,8 @@ impl Lowering<'_> {
         let buffers = [plain, scale, list, tiles, slots, table, weights, gate_bias, up_bias, products];
         let constants = &StreamGateUpConstants { product, ring: first.constants };
         let kernel = match (tokens, first.warps()) {
+            (PANEL_TILE, _) if eights => "stream_gate_up_16_eights",
+            _ if eights => "stream_gate_up_8_eights",
             (PANEL_TILE, ..=MOST_WARPS) => "stream_gate_up_16",
             (PANEL_TILE, _) => "stream_gate_up_16_wide",
             (_, ..=MOST_WARPS) => "stream_gate_up_8",
