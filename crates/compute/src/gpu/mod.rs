@@ -41,3 +41,4 @@ mod supported;
 pub use backend::{GpuBackend, GpuDevice};
 pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View, constants};
 pub use options::{GpuOptions, ProcessorShare, Split};
+pub use processor::computes_experts;

@@ -14,11 +14,34 @@ use crate::cpu::matmul::pieces::{has_pieces, pieces_of};
 use crate::cpu::pool::ThreadPool;
 use crate::cpu::shared::SharedMut;
 use crate::gpu::memory::{ExpertMatrix, FEW_ROWS};
-use crate::graph::{Activation, ExpertMlp, Weighted};
+use crate::graph::{Activation, ExpertMlp, Graph, MatrixSpec, MoeExpertsOp, Op, Weighted};
 use crate::{Result, Tensor, TensorView};
 
 /// Rows of down that a task makes.
 const DOWN_ROWS: usize = 32;
+
+/// Whether the processor has a device's bits for experts of these matrices, with rows of this form.
+fn has_bits(mut matrices: impl Iterator<Item = MatrixSpec>, form: RowForm, mlp: &ExpertMlp) -> bool {
+    let simd = Simd::detect();
+    let has = match form {
+        RowForm::Bytes => has_pieces,
+        RowForm::Floats => has_eights,
+    };
+    let known = matrices.all(|m| has(simd, m.dtype, m.cols) && m.cols.is_multiple_of(BLOCK));
+    known && mlp.activation.is_gated() && mlp.weighted != Weighted::Input
+}
+
+/// Whether the processor may compute some of a graph's routed experts beside a GPU that computes the others: of all of them it must
+/// have the GPU's bits.
+pub fn computes_experts(graph: &Graph) -> bool {
+    graph.nodes().iter().all(|node| match &node.op {
+        Op::MoeExperts(MoeExpertsOp { experts, mlp, .. }) => {
+            let set = &graph.expert_sets()[experts.0];
+            [RowForm::Bytes, RowForm::Floats].into_iter().any(|form| has_bits(set.matrices(), form, mlp))
+        }
+        _ => true,
+    })
+}
 
 /// A set of experts in host memory.
 #[derive(Debug)]
@@ -43,14 +66,7 @@ impl HandedSet {
         tensors: &[Tensor],
         place: Option<(usize, usize, usize)>,
     ) -> Option<Self> {
-        let simd = Simd::detect();
-        let has = match form {
-            RowForm::Bytes => has_pieces,
-            RowForm::Floats => has_eights,
-        };
-        let known = parts.iter().all(|part| has(simd, part.matrix.dtype, part.matrix.cols));
-        let blocks = parts.iter().all(|part| part.matrix.cols.is_multiple_of(BLOCK));
-        if !known || !mlp.activation.is_gated() || !blocks || mlp.weighted == Weighted::Input {
+        if !has_bits(parts.iter().map(|part| part.matrix), form, mlp) {
             return None;
         }
         let vector = |id: crate::graph::WeightId| {
@@ -224,4 +240,43 @@ fn gate_up_block(
     // SAFETY: a task has its block of its pairs to itself.
     unsafe { to.write(place, block, &gate) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{ExpertSet, GraphBuilder, Precision, Route};
+    use crate::{DType, Half};
+
+    fn graph_of(dtype: DType, mlp: ExpertMlp) -> Graph {
+        let mut g = GraphBuilder::new();
+        let weight =
+            |g: &mut GraphBuilder, rows| g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols: 256 });
+        let (table, router) = (weight(&mut g, 5), weight(&mut g, 3));
+        let x = g.embed(table);
+        let logits = g.linear(x, router, None, Precision::F32).unwrap();
+        let routing = g.route(logits, None, Route::softmax(3, 2, true)).unwrap();
+        let matrix = MatrixSpec { dtype, rows: 256, cols: 256 };
+        let set = ExpertSet { layer: 0, experts: 3, gate: Some(matrix), up: matrix, down: matrix };
+        let set = g.expert_set(set).unwrap();
+        let out = g.moe_experts_with(x, routing, set, mlp).unwrap();
+        g.finish(out)
+    }
+
+    #[test]
+    fn a_share_of_experts_is_for_encodings_whose_bits_the_processor_has() {
+        let affine = |bits| DType::Affine { bits, group: 64, scale: Half::BF16 };
+        let vectors = Simd::detect().level() != crate::cpu::SimdLevel::Portable;
+        for (dtype, expected) in [
+            (DType::Q4_K, vectors),
+            (DType::BF16, vectors),
+            (affine(4), vectors),
+            (affine(3), false),
+            (DType::Q5_1, false),
+        ] {
+            assert_eq!(computes_experts(&graph_of(dtype, ExpertMlp::default())), expected, "{dtype}");
+        }
+        let weighted = ExpertMlp { weighted: Weighted::Input, ..ExpertMlp::default() };
+        assert!(!computes_experts(&graph_of(DType::Q4_K, weighted)));
+    }
 }

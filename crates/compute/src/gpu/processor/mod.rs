@@ -25,6 +25,7 @@ use self::costs::{Costs, Idle, Line, fixed_shares, median};
 use self::desk::Desk;
 pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS, RowForm};
 pub(super) use self::experts::HandedSet;
+pub use self::experts::computes_experts;
 use self::experts::{Scratch, compute};
 use super::device::{BufferId, Device};
 use super::memory::{HandOver, Tiers};

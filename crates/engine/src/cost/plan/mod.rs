@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::gpu::GpuOptions;
+use moeflux_compute::gpu::{GpuOptions, computes_experts};
 use moeflux_compute::graph::MatrixSpec;
 
 use super::{CostModel, Link, MeasureOptions, Popularity, Prediction, Prompt, measure, memory_bandwidth};
@@ -259,6 +259,7 @@ fn rows(
     let all: usize = shapes.iter().map(|set| set.experts).sum();
     let devices = gpu.as_ref().map_or(1, |gpu| gpu.count);
     let device_budgets = needs.device_budgets(&options.device_memory, gpu.as_ref());
+    let shared = computes_experts(&model.graph);
     let mut rows = vec![];
     for memory in needs.budgets(&options.memory) {
         let placement = Placement::new(model, backend, &options.engine(memory))?;
@@ -281,7 +282,7 @@ fn rows(
             let link = device_held.map(|held| Link {
                 bandwidth: measured.link.unwrap_or(f64::INFINITY),
                 slots: shapes.iter().map(|set| held * set.experts as f64).collect(),
-                processor: Some(machine.bandwidth),
+                processor: shared.then_some(machine.bandwidth),
                 host_decides: !placement.keep_experts,
             });
             let costs = CostModel {
