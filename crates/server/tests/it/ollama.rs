@@ -28,7 +28,8 @@ fn chats_and_completions() {
 
     let request = json!({"model": "demo", "prompt": "What is 17 + 25?", "options": {"temperature": 0}, "stream": false});
     assert_eq!(server.ask("/api/generate", &request)["response"], "17 + 25 = 42");
-    let raw = json!({"model": "demo", "prompt": "Once upon a", "raw": true, "options": {"num_predict": 3}});
+    let raw = json!({"model": "demo", "prompt": "Once upon a", "raw": true,
+        "options": {"num_predict": 3, "temperature": 0}});
     let events = lines(&server.post("/api/generate", &raw));
     assert_eq!(events.last().unwrap()["done_reason"], "length");
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"],
