@@ -13,6 +13,8 @@ pub(crate) enum FastPath {
     Plain,
     /// Few rows, with weights that are copied ahead.
     Early,
+    /// The same of experts alone.
+    Copied,
     /// Many rows, on CUDA's tensor cores.
     Tensor,
     /// Many rows, on Metal's simdgroup matrices.
@@ -29,6 +31,14 @@ struct Encoding {
 
 static TABLE: LazyLock<Vec<Encoding>> = LazyLock::new(|| parse(include_str!("kernels/encodings.h")));
 
+/// Whether `kernels/few_experts.h` names it among those in several planes that are copied ahead.
+fn in_planes(name: &str) -> bool {
+    let lines = include_str!("kernels/few_experts.h").lines();
+    lines
+        .filter_map(|line| line.strip_prefix("#define PLANES_"))
+        .any(|own| own.split(' ').next() == Some(name))
+}
+
 fn parse(text: &'static str) -> Vec<Encoding> {
     let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix("X("));
     let row = |row: &'static str| {
@@ -42,6 +52,7 @@ fn parse(text: &'static str) -> Vec<Encoding> {
             (FastPath::Bytes, few == "bytes"),
             (FastPath::Plain, few == "plain"),
             (FastPath::Early, early == "yes"),
+            (FastPath::Copied, early == "yes" || in_planes(name)),
             (FastPath::Tensor, tensor == "yes"),
             (FastPath::Simdgroup, simdgroup == "yes"),
         ];

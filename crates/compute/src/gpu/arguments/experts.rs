@@ -99,6 +99,8 @@ arguments! {
         activation: ActivationConstants,
         has_bias: bool,
         weighs: bool,
+        routes: bool,
+        route: RouteConstants,
     }
 
     ["floats.h" FloatSumConstants]
@@ -153,7 +155,17 @@ arguments! {
         weighs: bool,
         brings: bool,
         route: RouteConstants,
+        lanes: usize,
+        further: FurtherPlanes,
     }
+
+    ["cuda/joint_experts.cu" CopiedGateUpConstants]
+    /// Of `copied_gate_up8_…`.
+    CopiedGateUpConstants { base: GateUpConstants, further: FurtherPlanes }
+
+    ["cuda/copies.h" FurtherPlanes]
+    /// What rows that are copied have in the second and third plane: bytes, and the room for what is copied of them.
+    FurtherPlanes { needs: [usize; 2], rooms: [usize; 2] }
 
     ["cuda/prefill.cu" ToF16Constants]
     /// Of `to_f16`.

@@ -115,7 +115,8 @@ DEVICE uint scales_of(uint kind) { return kind >> 24 & 3; }
 
 // Columns 8i..8i + 8 of a row of FP8 in E4M3_UNIT, and their scale times that.
 DEVICE Float8 fp8_floats(const Row row, uint i) {
-    const Word2 codes = {load_u32(row.plane0, 8 * i), load_u32(row.plane0, 8 * i + 4)};
+    const ulong w = *GCAST(const ulong, row.plane0 + 8 * i);
+    const Word2 codes = {(uint)w, (uint)(w >> 32)};
     return e4m3_floats(codes);
 }
 template <uint S>

@@ -8,6 +8,25 @@
 // Blocks of a group: a warp rounds each.
 CONSTANT uint MOST_BLOCKS = 8;
 
+// Encodings in several planes that `cuda/joint_experts.cu` copies ahead, beside those that `cuda/early.cu` does. Read as text by
+// `gpu/encodings.rs`.
+#define PLANES_nvfp4 ,
+#define PLANES_affine4 ,
+#define PLANES_affine8 ,
+// 1 for the name of one of them, else 0.
+#define IN_PLANES(name) SECOND_OF(PLANES_##name 1, 0, )
+#define SECOND_OF(...) SECOND(__VA_ARGS__)
+#define SECOND(first, second, ...) second
+// What follows, if a name is one of them, or none.
+#define IF_1(is, ...) IF_IS(is, __VA_ARGS__)
+#define IF_IS(is, ...) IF_IS_##is(__VA_ARGS__)
+#define IF_IS_1(...) __VA_ARGS__
+#define IF_IS_0(...)
+#define IF_0(is, ...) UNLESS(is, __VA_ARGS__)
+#define UNLESS(is, ...) UNLESS_##is(__VA_ARGS__)
+#define UNLESS_1(...)
+#define UNLESS_0(...) __VA_ARGS__
+
 struct GateUpConstants {
     Part gate, up;
     NormConstants norm;
@@ -139,22 +158,22 @@ SELDOM void write_choice(CTX, const RouteConstants c, GPTR(const float) logits,
     if (ctx.thread() == 0) weigh_chosen(ctx, c, r, poison, ids, weights);
 }
 
-// A warp's sums of rows of `blocks` blocks from `first_block` on: m.block gets 32 gates of each, then 32 ups. Where IS_SHORT, a lane
-// has a piece of a row at most, whose activations it keeps.
-template <uint D, bool IS_SHORT>
+// A warp's sums of rows of `blocks` blocks from `first_block` on: m.block gets 32 gates of each, then 32 ups. A lane reads P pieces
+// of a row at once; where IS_SHORT, it has no more, and keeps their activations.
+template <uint D, uint P, bool IS_SHORT>
 DEVICE void gate_up_sums(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, uint slot,
                          uint first_block, uint blocks) {
     const LocalActivations x = {m.words, m.scales};
-    const bool gates = has_gate(c), is_within = ctx.lane() < pieces_of<D>(c.gate.format);
-    const uint own = is_within ? ctx.lane() : 0, step = gates ? 2 : 4, which = ctx.lane() / 8;
-    Chunk k;
-    if (IS_SHORT) k = chunk_of<D>(x, own);
+    const bool gates = has_gate(c);
+    const uint pieces = pieces_of<D>(c.gate.format), step = gates ? 2 : 4, which = ctx.lane() / 8;
+    Chunks<P> k;
+    if (IS_SHORT) k = chunks_of<D, P>(x, ctx.lane(), pieces);
     for (uint i = 0; i < 4 * blocks; i += step) {
         const uint in = ctx.warp() * 4 + i % 4;
         const Rows<4> rows = gate_up_rows<2>(c, b.slots, slot, (first_block + i / 4) * 32 + in);
-        const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
-        const Sums<4> dots = IS_SHORT ? short_dots<D, 4, 1>(raws, k, own, is_within)
-                                      : lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
+        const Raws<4, P> raws = raws_of<D, 4, P>(c.gate.format, rows, ctx.lane());
+        const Sums<4> dots = IS_SHORT ? short_dots<D, 4, P>(raws, k, ctx.lane(), pieces)
+                                      : lane_dots<D, 4, P>(ctx, c.gate.format, rows, raws, x);
         const float sum = team_sums<4>(ctx, dots, 32);
         const uint to = gates ? which % 2 * 32 + which / 2 : 32 + which;
         if (ctx.lane() % 8 == 0) m.block[i / 4 * 64 + to + in] = sum;
@@ -246,14 +265,17 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     const GateUpGroup g = entered_group(ctx, c, b, m, r);
     if (g.blocks == 0) return;
     prefetch_rows(ctx, c, b, g.slot, g.first_block * 32 + ctx.warp() * 4);
-    if (pieces_of<D>(c.gate.format) <= 32) gate_up_sums<D, true>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
-    else gate_up_sums<D, false>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
+    constexpr uint P = takes_two<D>() ? 2 : 1;
+    const uint pieces = pieces_of<D>(c.gate.format);
+    if (pieces <= 32) gate_up_sums<D, 1, true>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
+    else if (P == 2 && pieces <= 64) gate_up_sums<D, P, true>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
+    else gate_up_sums<D, P, false>(ctx, c, b, m, g.slot, g.first_block, g.blocks);
     write_group(ctx, c, b, m, g);
 }
 
-// A kernel of gate and up: of rows of so many columns and so many experts to choose from at most.
-#define GATE_UP(name, columns, experts, ...)                                                                      \
-    KERNEL_AHEAD(name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),               \
+// A kernel of gate and up: with these constants, of rows of so many columns and so many experts to choose from at most.
+#define GATE_UP(name, constants, columns, experts, ...)                                                           \
+    KERNEL_AHEAD(name, constants, (uchar, slots), (const uint, table), (const float, logits),               \
                  (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm), \
                  (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),               \
                  (const uint, fetches), (const uchar, host)) {                                                    \
@@ -385,7 +407,7 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
 
 #ifndef WITHOUT_KERNELS
 #define OF_EXPERTS(name, D)                                                                               \
-    GATE_UP(gate_up8_##name, MOST_COLUMNS, MAX_EXPERTS, gate_up8<D>(ctx, c, b, m, r);)                    \
+    GATE_UP(gate_up8_##name, GateUpConstants, MOST_COLUMNS, MAX_EXPERTS, gate_up8<D>(ctx, c, b, m, r);)   \
     KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),     \
            (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),      \
            (const float, residual), (const float, handed), (float, out)) {                                \
@@ -398,8 +420,11 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
 #define IF_LATE_yes(...)
 #define IF_LATE_no(...) __VA_ARGS__
 #define OF_EARLY(name, D, code, few, early, ...) IF_##early(IF_BYTES_##few(OF_EXPERTS(name, D)))
-#define OF_LATE(name, D, code, few, early, ...) IF_LATE_##early(IF_BYTES_##few(OF_EXPERTS(name, D)))
+#define OF_PLANES(name, D, ...) IF_1(IN_PLANES(name), OF_EXPERTS(name, D))
+#define OF_LATE(name, D, code, few, early, ...) \
+    IF_LATE_##early(IF_BYTES_##few(IF_0(IN_PLANES(name), OF_EXPERTS(name, D))))
 ENCODINGS(OF_EARLY)
+ENCODINGS(OF_PLANES)
 #undef GROUPS_AT_ONCE
 #define GROUPS_AT_ONCE 3
 ENCODINGS(OF_LATE)

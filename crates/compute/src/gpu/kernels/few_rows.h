@@ -83,8 +83,8 @@ DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint r
 }
 
 // A group's outputs of one token: a warp makes `span` of them, N at a time. What it reads first of S times N, P pieces a
-// lane, it reads before the row is there.
-template <uint D, uint N, uint P, uint S>
+// lane, it reads before the row is there. IS_SHORT: rows have no more pieces.
+template <uint D, uint N, uint P, uint S, bool IS_SHORT>
 DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
                          const ProductMemory m) {
     const ProductPart part = own.part;
@@ -105,19 +105,17 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
                                      entering(ctx, c.norm, from, norm, cols));
     const LocalActivations x = {m.words, m.scales};
     constexpr uint LANES = 32 / N;
-    // Of rows of which a lane has a piece at most.
-    const bool is_within = ctx.lane() < pieces_of<D>(part.format);
-    const uint piece = is_within ? ctx.lane() : 0;
-    Chunk k;
-    if (P == 1) k = chunk_of<D>(x, piece);
+    const uint pieces = pieces_of<D>(part.format);
+    Chunks<P> k;
+    if (IS_SHORT) k = chunks_of<D, P>(x, ctx.lane(), pieces);
     for (uint base = begin; base < end; base += S * N) {
 #pragma unroll
         for (uint s = 0; s < S; ++s) {
             const uint row = base + s * N;
             if (row >= end) break;
             const Rows<N> rows = rows_at<N>(part, b.weights, row);
-            const Sums<N> dots = P == 1 ? short_dots<D, N, P>(raws[s], k, piece, is_within)
-                                        : lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x);
+            const Sums<N> dots = IS_SHORT ? short_dots<D, N, P>(raws[s], k, ctx.lane(), pieces)
+                                          : lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x);
             float sum = product_of(team_sums<N>(ctx, dots, 32), factor);
             // What is made next is read meanwhile.
             if (row + S * N < end)
@@ -132,16 +130,20 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
     }
 }
 
-// Two rows at a time, or two or three pieces of one where a row has that many; few of them before they are needed where a piece is
-// long, or there are many.
+// Two rows at a time, or two to four pieces of one where a row has that many, or of both where they are short; few of them before
+// they are needed where a piece is long, or there are many.
 template <uint D>
 DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
                          const ProductMemory m) {
     constexpr uint AHEAD = D == Q5_K || D == Q6_K ? 1 : 2;
     const uint pieces = pieces_of<D>(own.part.format);
-    if (pieces <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
-    else if (in_three_turns<D>(pieces)) product_rows<D, 1, 3, 1>(ctx, c, own, b, m);
-    else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
+    if (pieces <= 32) product_rows<D, 2, 1, AHEAD, true>(ctx, c, own, b, m);
+    else if (takes_several<D>() && pieces <= 64)
+        product_rows<D, 2, takes_several<D>() ? 2 : 1, AHEAD, true>(ctx, c, own, b, m);
+    else if (takes_several<D>() && pieces > 96)
+        product_rows<D, 1, takes_several<D>() ? 4 : 1, 1, false>(ctx, c, own, b, m);
+    else if (in_three_turns<D>(pieces)) product_rows<D, 1, 3, 1, false>(ctx, c, own, b, m);
+    else product_rows<D, 1, 2, AHEAD, false>(ctx, c, own, b, m);
 }
 
 #ifndef WITHOUT_KERNELS

@@ -2,6 +2,7 @@
 // of eight bits: linear layers and routed experts. Activations are not rounded.
 #include "activations.h"
 #include "columns8.h"
+#include "routing.h"
 #include "tiles.h"
 
 // Outputs of a warp of a linear layer; of experts' down projections twice as many.
@@ -192,9 +193,24 @@ struct FloatGateUpConstants {
     // Pairs that share a row of x.
     uint share;
     Activation activation;
-    // Whether there are biases (experts, rows), and whether rows of x count as much as `weights` (pairs) says.
+    // Whether there are biases (experts, rows), and whether rows of x count as much as `weights` (pairs) says, which is then known.
     uint has_bias, weighs;
+    // Whether this chooses the experts, as a warp can, and how; else `ids` says which they are.
+    uint routes;
+    RouteConstants route;
 };
+
+// The expert of a pair, chosen by one warp for its group, by logits (tokens, experts).
+DEVICE uint chosen_expert(CTX, const FloatGateUpConstants c, GPTR(const float) logits, uint pair, SPTR(uint) chosen) {
+    const uint rank = pair % c.share;
+    if (ctx.warp() == 0) {
+        const uint last = warp_choose(ctx, c.route, logits + (ulong)(pair / c.share) * c.route.experts, rank + 1);
+        const uint expert = lane_read(ctx, last, rank);
+        if (ctx.lane() == 0) chosen[0] = expert;
+    }
+    barrier(ctx);
+    return chosen[0];
+}
 
 struct FloatGateUpBuffers {
     GPTR(const uchar) slots;
@@ -207,7 +223,8 @@ struct FloatGateUpBuffers {
 };
 
 // The products of gate and up of a pair with x, normalised if there is a norm, activated → out (pairs, inner): a warp makes ROWS
-// outputs; without a gate, of up alone. Grid: (pairs, inner / ROWS / warps of a group).
+// outputs; without a gate, of up alone. Where it chooses the experts, groups beyond the rows' write ids and weights.
+// Grid: (pairs, inner / ROWS / warps of a group, and one if it chooses).
 template <uint D, uint S>
 DEVICE void float_gate_up(CTX, const FloatGateUpConstants c, const FloatGateUpBuffers b, uint slot, uint expert, uint pair,
                           float weight) {
@@ -356,10 +373,18 @@ DEVICE void float_sum(CTX, const FloatSumConstants c, const FloatSumBuffers b) {
         BY_SCALES(float_sum, D, c.down.part.format, ctx, c, b)                                                    \
     }
 #define FLOAT_GATE_UP(name, D, ...)                                                                               \
-    KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table), (const uint, ids), \
-           (const float, x), (const float, norm), (const float, weights), (const float, gate_bias),               \
-           (const float, up_bias), (float, out)) {                                                                \
-        const uint pair = ctx.group_x(), expert = ids[pair], slot = table[expert];                                \
+    KERNEL(float_gate_up_##name, FloatGateUpConstants, (const uchar, slots), (const uint, table),                 \
+           (const float, logits), (uint, ids), (const float, x), (const float, norm), (float, weights),           \
+           (const float, gate_bias), (const float, up_bias), (float, out)) {                                      \
+        SHARED(uint, chosen, 1);                                                                                  \
+        const uint pair = ctx.group_x();                                                                          \
+        if (c.routes && ctx.group_y() * ctx.warps() * ROWS >= c.up.rows) {                                        \
+            const GPTR(const float) own = logits + (ulong)(pair / c.share) * c.route.experts;                     \
+            if (pair % c.share == 0 && ctx.warp() == 0) warp_route(ctx, c.route, own, ids + pair, weights + pair); \
+            return;                                                                                               \
+        }                                                                                                         \
+        const uint expert = c.routes ? chosen_expert(ctx, c, logits, pair, chosen) : ids[pair];                   \
+        const uint slot = table[expert];                                                                          \
         if (slot == ABSENT) return;                                                                               \
         const FloatGateUpBuffers b = {slots, x, norm, gate_bias, up_bias, out};                                   \
         const float weight = c.weighs ? weights[pair] : 1.0f;                                                     \

@@ -91,7 +91,7 @@ struct Chunk {
 
 // Whether pieces have 32 columns, so that a lane can have read several before it multiplies one.
 template <uint D>
-DEVICE bool small_pieces() {
+DEVICE constexpr bool small_pieces() {
     return D != Q2_K && D != Q3_K && D != Q4_K && D != Q5_K && D != Q6_K;
 }
 
@@ -128,6 +128,16 @@ DEVICE uint pieces_of(const Format f) {
     return f.cols / (small_pieces<D>() ? 32 : 64);
 }
 
+// Whether pieces are so short that a lane can have read two of each of four rows, and two to four where a weight has many rows.
+template <uint D>
+DEVICE constexpr bool takes_two() {
+    return D == AFFINE4 || D == NVFP4;
+}
+template <uint D>
+DEVICE constexpr bool takes_several() {
+    return D == AFFINE4;
+}
+
 // Whether a warp takes a row's pieces in three turns, of which a lane reads all three at once.
 template <uint D>
 DEVICE bool in_three_turns(uint pieces) {
@@ -146,6 +156,11 @@ DEVICE Chunk completed(Chunk k) {
             k.of.sums[i] = product_of(exact_float(sums[i] + EXACT), k.of.scales[i]);
             k.less[i] = -4 * sums[i];
         }
+    } else if (D == AFFINE4) {
+        // Columns of low nibbles, then of high ones.
+        const Word4 low = k.a, high = k.b;
+        k.a = {even_bytes(low.x, low.y), even_bytes(low.z, low.w), even_bytes(high.x, high.y), even_bytes(high.z, high.w)};
+        k.b = {odd_bytes(low.x, low.y), odd_bytes(low.z, low.w), odd_bytes(high.x, high.y), odd_bytes(high.z, high.w)};
     } else if (D == MXFP4 || is_non_linear<D>()) {
         // In the order of nibbles.
         const Word4 low = k.a, high = k.b;
@@ -406,6 +421,12 @@ DEVICE Raw coded_raw(GPTR(const uchar) b, uint i) {
     return r;
 }
 
+// The group of columns 32p..32p + 32 of an affine encoding; groups have 32, 64 or 128 columns, or all.
+DEVICE uint group_of_piece(uint kind, uint p) {
+    const uint pieces = kind >> 13 & 7;
+    return pieces == 0 ? 0 : p >> (pieces >> 1);
+}
+
 template <uint D>
 DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     Raw r;
@@ -479,7 +500,7 @@ DEVICE Raw raw_of(const Format f, const Row row, uint p) {
         r.scale = 0.5f * nvfp4_factor(f.kind, row);
     } else {
         // Affine of 4 bits or 8.
-        const uint group = group_of(f.kind, 32 * p);
+        const uint group = group_of_piece(f.kind, p);
         r.scale = scale_at(f.kind, row.plane1, 2 * group);
         r.bias = bias_of(f.kind, row, group, r.scale);
         r.a = load_u32x4(row.plane0, (D == AFFINE4 ? 16 : 32) * p);
@@ -557,12 +578,9 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
         dots.v[0] = D == NVFP4 ? first.plus - first.minus : second.plus - second.minus;
         if (D == NVFP4) dots.v[1] = second.plus - second.minus;
     } else if (D == AFFINE4) {
-        const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
-        const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),
-                            even_bytes(x.b.z, x.b.w)};
-        const Word4 odd = {odd_bytes(x.a.x, x.a.y), odd_bytes(x.a.z, x.a.w), odd_bytes(x.b.x, x.b.y),
-                           odd_bytes(x.b.z, x.b.w)};
-        dots.v[0] = dot16(low, even) + dot16(high, odd);
+        // The high nibbles sixteen times as much, where they are.
+        const int high = dot16_unsigned(and4(r.a, 0xf0f0f0f0u), x.b) >> 4;
+        dots.v[0] = dot16(and4(r.a, 0x0f0f0f0fu), x.a) + high;
     } else {
         // Unsigned bytes less 128.
         dots.v[0] = dot16(flipped(r.a), x.a) + dot16(flipped(r.b), x.b);
@@ -575,6 +593,21 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
 DEVICE float far_byte(uint v) { return as_float(0x4b000000u | v); }
 DEVICE float byte_float(uint v) { return far_byte(v) - 8388608.0f; }
 DEVICE float scaled_byte(uint v, float scale, float far) { return fma_of(far_byte(v), scale, far); }
+
+// Two floats of eight bits (E4M3).
+struct E4m3Pair {
+    float first, second;
+};
+DEVICE E4m3Pair e4m3_pair(uint codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((ushort)codes));
+    const E4m3Pair r = {f16_to_f32((ushort)two), f16_to_f32((ushort)(two >> 16))};
+#else
+    const E4m3Pair r = {e4m3(codes & 255), e4m3(codes >> 8)};
+#endif
+    return r;
+}
 
 // What the whole numbers of a piece are multiplied by, and what the scaled sums of its activations: the same for all tokens.
 struct PieceScales {
@@ -614,8 +647,9 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
         for (uint i = 0; i < 4; ++i)
             k.of[i] = product_of(r.scale, far_byte(r.bytes >> (8 * i) & 255) - 8388640.0f);
     } else if (D == NVFP4) {
-        k.of[0] = product_of(r.scale, e4m3(r.bytes & 255));
-        k.of[1] = product_of(r.scale, e4m3(r.bytes >> 8));
+        const E4m3Pair two = e4m3_pair(r.bytes);
+        k.of[0] = product_of(r.scale, two.first);
+        k.of[1] = product_of(r.scale, two.second);
     } else if (D == IQ2_XS || D == IQ2_S || D == IQ1_M) {
         const uint bits = D == IQ1_M ? 3 : 4, mask = (1u << bits) - 1;
         k.of[0] = product_of(r.scale, (float)(2 * (r.bytes & mask) + 1));
@@ -748,14 +782,36 @@ DEVICE void warp_prefetch(CTX, GPTR(const uchar) p, uint bytes) {
     if (ctx.lane() == 0) prefetch(p, bytes);
 }
 
-// What `lane_dots` gives for rows of 32 pieces at most: a lane has piece p, if it is within them, whose activations are k.
+// Activations of a lane's P pieces of a row that has no more of them: `first`, and those 32 lanes on. Beyond the end of a row, its
+// first one's.
+template <uint P>
+struct Chunks {
+    Chunk of[P];
+};
+
+template <uint D, uint P, class X>
+DEVICE Chunks<P> chunks_of(const X x, uint first, uint pieces) {
+    Chunks<P> k;
+#pragma unroll
+    for (uint i = 0; i < P; ++i) k.of[i] = chunk_of<D>(x, first + 32 * i < pieces ? first + 32 * i : 0);
+    return k;
+}
+
+// What `lane_dots` gives for rows of 32 · P pieces at most.
 template <uint D, uint N, uint P>
-DEVICE Sums<N> short_dots(const Raws<N, P> r, const Chunk k, uint p, bool is_within) {
+DEVICE Sums<N> short_dots(const Raws<N, P> r, const Chunks<P> k, uint first, uint pieces) {
     Sums<N> sums;
 #pragma unroll
-    for (uint n = 0; n < N; ++n) {
-        const float sum = 0.0f + piece_dot<D>(r.raw[n][0], k, p);
-        sums.v[n] = is_within ? sum : 0.0f;
+    for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < P; ++i) {
+        const uint p = first + 32 * i;
+        const bool is_within = p < pieces;
+#pragma unroll
+        for (uint n = 0; n < N; ++n) {
+            const float sum = sums.v[n] + piece_dot<D>(r.raw[n][i], k.of[i], is_within ? p : 0);
+            sums.v[n] = is_within ? sum : sums.v[n];
+        }
     }
     return sums;
 }

@@ -19,35 +19,11 @@ struct RouteRowsConstants {
     uint rows;
 };
 
-// The same where `warp_chooses`, with the same bits: a warp does a row, whose choice is in its lanes.
+// The same where `warp_chooses`, with the same bits: a warp does a row.
 KERNEL(route_rows, RouteRowsConstants, (const float, logits), (uint, ids), (float, weights)) {
-    const RouteConstants how = c.route;
-    const uint row = ctx.group_x() * ctx.warps() + ctx.warp();
+    const uint row = ctx.group_x() * ctx.warps() + ctx.warp(), top_k = c.route.top_k;
     if (row >= c.rows) return;
-    const GPTR(const float) own = logits + (ulong)row * how.experts;
-    float best = -infinity(), poison = 0.0f, sum = 1.0f;
-    for (uint e = ctx.lane(); e < how.experts; e += 32) {
-        const float l = own[e];
-        best = l > best ? l : best;
-        poison += l * 0.0f;
-    }
-    best = lane_max(ctx, best);
-    poison = lane_sum(ctx, poison);
-    if (how.score == SOFTMAX) {
-        sum = 0.0f;
-        for (uint e = ctx.lane(); e < how.experts; e += 32) sum += exp_of(own[e] - best);
-        sum = lane_sum(ctx, sum);
-    }
-    const uint chosen = warp_choose(ctx, how, own, how.top_k);
-    const float l = own[chosen], score = how.score == SOFTMAX ? exp_of(l - best) / sum : l;
-    const float counts = chosen_weight(how, score, lane_read(ctx, score, 0));
-    float total = 0.0f;
-    for (uint k = 0; k < how.top_k; ++k) total += lane_read(ctx, counts, k);
-    if (!how.renormalize) total = how.score == SOFTMAX_OF_CHOSEN ? total : 1.0f;
-    else total = how.score == SOFTMAX_OF_CHOSEN ? total : total + how.epsilon;
-    if (ctx.lane() >= how.top_k) return;
-    ids[(ulong)row * how.top_k + ctx.lane()] = chosen;
-    weights[(ulong)row * how.top_k + ctx.lane()] = counts / total * how.scale + poison;
+    warp_route(ctx, c.route, logits + (ulong)row * c.route.experts, ids + (ulong)row * top_k, weights + (ulong)row * top_k);
 }
 
 struct ScaleChosenConstants {

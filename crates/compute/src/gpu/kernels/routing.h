@@ -208,3 +208,30 @@ DEVICE uint warp_choose(CTX, const RouteConstants c, GPTR(const float) logits, u
     }
     return mine;
 }
+
+// Ids and weights (top_k) of a row whose experts `warp_choose` chooses, with the bits of `choose` and `weigh_chosen`.
+DEVICE void warp_route(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(uint) ids, GPTR(float) weights) {
+    float best = -infinity(), poison = 0.0f, sum = 1.0f;
+    for (uint e = ctx.lane(); e < c.experts; e += 32) {
+        const float l = logits[e];
+        best = l > best ? l : best;
+        poison += l * 0.0f;
+    }
+    best = lane_max(ctx, best);
+    poison = lane_sum(ctx, poison);
+    if (c.score == SOFTMAX) {
+        sum = 0.0f;
+        for (uint e = ctx.lane(); e < c.experts; e += 32) sum += exp_of(logits[e] - best);
+        sum = lane_sum(ctx, sum);
+    }
+    const uint chosen = warp_choose(ctx, c, logits, c.top_k);
+    const float l = logits[chosen], score = c.score == SOFTMAX ? exp_of(l - best) / sum : l;
+    const float counts = chosen_weight(c, score, lane_read(ctx, score, 0));
+    float total = 0.0f;
+    for (uint k = 0; k < c.top_k; ++k) total += lane_read(ctx, counts, k);
+    if (!c.renormalize) total = c.score == SOFTMAX_OF_CHOSEN ? total : 1.0f;
+    else total = c.score == SOFTMAX_OF_CHOSEN ? total : total + c.epsilon;
+    if (ctx.lane() >= c.top_k) return;
+    ids[ctx.lane()] = chosen;
+    weights[ctx.lane()] = counts / total * c.scale + poison;
+}

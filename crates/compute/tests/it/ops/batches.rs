@@ -128,11 +128,41 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
     // More experts than a warp chooses among: they are known before.
     let known = [of(130, 3, Q6_K, 256)];
     let low = [Q2_K, Q3_K, IQ4_XS].map(|dtype| of(6, 2, dtype, 768));
-    let experts =
-        experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner)).chain(wide).chain(known).chain(low);
+    // In planes: rows of as many pieces as lanes that share one have, of fewer and of more.
+    let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
+    let affine = |bits| affine(bits, 64, Half::BF16);
+    let nvfp4 = DType::NVFP4 { matrix: MatrixScale::Divisor };
+    let in_planes = [
+        (int(4, 128, Zeros::Stored), 768),
+        (int(4, 32, Zeros::Middle), 1536),
+        (int(8, 128, Zeros::Stored), 1408),
+        (affine(4), 768),
+        (affine(4), 2048),
+        (affine(8), 512),
+        (nvfp4, 768),
+    ];
+    let in_planes = in_planes.map(|(dtype, inner)| of(12, 8, dtype, inner));
+    let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner));
+    let experts = experts.chain(wide).chain(known).chain(low).chain(in_planes);
     // Gates of as many pieces as a warp has lanes, and of fewer.
-    let gates =
-        [(Q4_K, 2048), (Q5_K, 768), (Q6_K, 1280), (Q8_0, 192), (Q2_K, 2048), (Q3_K, 2048), (IQ4_XS, 1024)];
+    let gates = [
+        (Q4_K, 2048),
+        (Q5_K, 768),
+        (Q6_K, 1280),
+        (Q8_0, 192),
+        (Q2_K, 2048),
+        (Q3_K, 2048),
+        (IQ4_XS, 1024),
+        // Of rows that a warp takes two at a time.
+        (Q4_K, 4096),
+        (Q6_K, 3072),
+        (Q8_0, 2048),
+        (int(4, 128, Zeros::Stored), 2048),
+        (int(4, 32, Zeros::Middle), 4096),
+        (int(8, 128, Zeros::Stored), 1408),
+        (affine(4), 3072),
+        (nvfp4, 1536),
+    ];
     let gates = gates
         .map(|(dtype, hidden)| moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96], ExpertMlp::default()));
     for case in encodings().into_iter().flat_map(linear).chain(experts).chain(gates) {

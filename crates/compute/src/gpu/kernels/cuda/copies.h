@@ -47,6 +47,87 @@ DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar
 #endif
 }
 
+// What some rows of a weight have in its second and third plane: bytes, and the room that is kept for them.
+struct FurtherPlanes {
+    uint needs[2], rooms[2];
+};
+
+// Planes of an encoding that are copied with the first; of NVFP4 the third is a number, which is read where it is.
+template <uint D>
+DEVICE constexpr uint copied_planes() {
+    return D == AFFINE4 || D == AFFINE8 ? 3 : D == NVFP4 ? 2 : 1;
+}
+
+// Starts to copy rows from `row` on: `bytes` of the first plane to `to`, and what they have in further planes behind them, from a
+// multiple of 16 bytes to another. All lanes of a warp call this; it is one copy of those that `bar` counts.
+template <uint D>
+DEVICE void copy_rows_ahead(CTX, uchar* to, const Row& row, uint bytes, const FurtherPlanes& further, ulong* bar) {
+    constexpr uint PLANES = copied_planes<D>();
+    if (PLANES == 1) return copy_ahead(ctx, to, row.plane0, bytes, bar);
+    // Of each further plane: where it begins, and how many bytes are copied.
+    const uchar* from[2] = {row.plane1, row.plane2};
+    uint all[2] = {0, 0};
+#pragma unroll
+    for (uint p = 1; p < PLANES; ++p) {
+        if (further.needs[p - 1] == 0) continue;
+        const uint before = (uint)(ulong)from[p - 1] % 16;
+        from[p - 1] -= before;
+        all[p - 1] = (before + further.needs[p - 1] + 15) / 16 * 16;
+    }
+#if __CUDA_ARCH__ >= 900
+    if (ctx.lane() != 0) return;
+    const uint counter = (uint)__cvta_generic_to_shared(bar);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes + all[0] + all[1]) : "memory");
+    const auto copy = [&](uchar* to, const uchar* from, uint bytes) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         (uint)__cvta_generic_to_shared(to)),
+                     "l"(from), "r"(bytes), "r"(counter)
+                     : "memory");
+    };
+#else
+    const auto copy = [&](uchar* to, const uchar* from, uint bytes) { copy_ahead(ctx, to, from, bytes, bar); };
+#endif
+    copy(to, row.plane0, bytes);
+    to += bytes;
+#pragma unroll
+    for (uint p = 1; p < PLANES; to += further.rooms[p - 1], ++p) {
+        if (all[p - 1] > 0) copy(to, from[p - 1], all[p - 1]);
+    }
+}
+
+// Rows that have been copied: where, how many bytes of the first plane, and where the first one begins in what has
+// been copied of further planes.
+struct CopiedRows {
+    const uchar* at;
+    uint bytes;
+    uint before[2];
+    // By how much words of zero points are to be shifted for the first one.
+    uint zero;
+    // Where planes that are not copied are.
+    const uchar* third;
+};
+
+// Rows from `row` on, copied to `at`.
+DEVICE CopiedRows copied_rows(const uchar* at, const Row& row, uint bytes) {
+    return {at, bytes, {(uint)(ulong)row.plane1 % 16, (uint)(ulong)row.plane2 % 16}, row.zero, row.plane2};
+}
+
+// Row n of them.
+template <uint D>
+DEVICE Row copied_row(const Format& f, const FurtherPlanes& further, const CopiedRows& rows, uint n) {
+    Row r = {rows.at + n * f.strides[0], nullptr, nullptr, 0};
+    if (copied_planes<D>() == 1) return r;
+    const uchar* const second = rows.at + rows.bytes;
+    r.plane1 = second + rows.before[0] + n * f.strides[1];
+    r.plane2 = rows.third;
+    if (copied_planes<D>() == 3) {
+        const uint zero = rows.zero + n * (f.kind >> 16 & 15);
+        r.plane2 = second + further.rooms[0] + rows.before[1] + (has_zeros(f.kind) ? zero / 32 : n) * f.strides[2];
+        r.zero = zero % 32;
+    }
+    return r;
+}
+
 // Starts a thread's copy of 8 or 16 bytes to shared memory, and waits for all that it has started.
 template <uint BYTES>
 DEVICE void copy_async(void* to, const void* from) {
@@ -67,11 +148,13 @@ DEVICE Word4 loose_words(const uchar* from, uint by) {
                  __funnelshift_r(w[3], w[4], by)};
 }
 
-// `raw_of` piece 4i + t of a row in shared memory, `at` bytes after what is aligned to sixteen.
+// `raw_of` piece 4i + t of row `row` of those copied.
 template <uint D>
-DEVICE Raw copied_raw(const Format& f, const uchar* aligned, uint at, uint i, uint t) {
-    if (D != Q6_K) return raw_of<D>(f, Row{aligned + at, nullptr, nullptr}, 4 * i + t);
+DEVICE Raw copied_raw(const Format& f, const FurtherPlanes& further, const CopiedRows& rows, uint row, uint i, uint t) {
+    if (D != Q6_K) return raw_of<D>(f, copied_row<D>(f, further, rows, row), 4 * i + t);
     Raw r;
+    const uchar* const aligned = rows.at;
+    const uint at = row * f.strides[0];
     const uint n = t / 2, half = t % 2, begin = at + 210 * i, by = begin & 3;
     const uchar* const words = aligned + (begin - by);
     const uchar* const low = words + (64 * n + 16 * half);

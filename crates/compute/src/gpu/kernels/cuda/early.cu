@@ -123,9 +123,8 @@ DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, cons
                                      entering(ctx, c.norm, from, norm, cols));
     const LocalActivations x = {m.words, m.scales};
     if (begin >= end) return;
-    const bool is_within = ctx.lane() < pieces_of<D>(part.format);
-    const uint piece = is_within ? ctx.lane() : 0;
-    const Chunk k = chunk_of<D>(x, piece);
+    const uint pieces = pieces_of<D>(part.format);
+    const Chunks<1> k = chunks_of<D, 1>(x, ctx.lane(), pieces);
     await_copies(bar);
     for (uint row = begin; row < end; row += N) {
         Rows<N> rows;
@@ -135,7 +134,7 @@ DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, cons
             rows.row[n] = copied;
         }
         const Raws<N, 1> raws = raws_of<D, N, 1>(part.format, rows, ctx.lane());
-        float sum = team_sums<N>(ctx, short_dots<D, N, 1>(raws, k, piece, is_within), 32) * factor;
+        float sum = team_sums<N>(ctx, short_dots<D, N, 1>(raws, k, ctx.lane(), pieces), 32) * factor;
         const uint to = row + ctx.lane() / LANES;
         if (ctx.lane() % LANES != 0 || to >= end) continue;
         const ulong at = (ulong)token * part.rows + to;

@@ -108,6 +108,8 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
                                       b.factors + first, b.residual + (ulong)first * own.part.rows};
     const uint pieces = pieces_of<D>(own.part.format);
     if (pieces <= 32) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
+    else if (takes_several<D>() && pieces <= 64)
+        joint_rows<D, 2, takes_several<D>() ? 2 : 1>(ctx, mine, from, count, c.has_residual, words, scales);
     else if (in_three_turns<D>(pieces)) joint_rows<D, 1, 3>(ctx, mine, from, count, c.has_residual, words, scales);
     else joint_rows<D, 1, 2>(ctx, mine, from, count, c.has_residual, words, scales);
 }

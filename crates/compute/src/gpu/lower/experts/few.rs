@@ -1,8 +1,10 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
 use super::place::{FETCH_GROUPS, Fetches};
+use super::ring::further_planes;
 use crate::gpu::arguments::{
-    DownConstants, EarlyDownConstants, GateUpConstants, JointDownConstants, RouteConstants,
+    CopiedGateUpConstants, DownConstants, EarlyDownConstants, FurtherPlanes, GateUpConstants,
+    JointDownConstants, RouteConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
@@ -40,8 +42,12 @@ const BLOCK_COST: usize = 3;
 /// tokens on an H200 than a dispatch; with 256 and 512, of MiniMax-M2 and Qwen3-Next, 3 and 5 % fewer.
 const SOON_CHOSEN: usize = 64;
 
-/// Rows of gate or up that a warp copies at once, as in `kernels/cuda/joint_experts.cu`.
+/// Rows of gate or up that a warp copies at once, at most, and their columns, as in `kernels/cuda/joint_experts.cu`.
 const COPIED_ROWS: usize = 4;
+const MOST_COPIED_COLUMNS: usize = 4096;
+const WARP: usize = 32;
+/// Columns of down of which lanes have no more pieces than that kernel adds up.
+const MOST_JOINT_COLUMNS: usize = 2048;
 /// Groups of the kernel that reads an expert's down weights once for all rows, at least.
 const JOINT_GROUPS: usize = 192;
 /// Threadgroup memory for what their warps have of experts, at most, where two groups are to find room, and where one is.
@@ -56,6 +62,12 @@ fn gate_up_blocks(all: usize, pairs: usize, at_once: usize) -> usize {
         turns * (ENTERING_COST + BLOCK_COST * blocks)
     };
     (1..=MOST_BLOCKS.min(all).max(1)).min_by_key(cost).expect("there is one block")
+}
+
+/// What so many rows of a matrix, a multiple of them on, have in further planes.
+fn further_of(matrix: &ExpertMatrix, rows: usize) -> FurtherPlanes {
+    let [needs, rooms] = further_planes(matrix, rows);
+    FurtherPlanes { needs, rooms }
 }
 
 /// Whether `warp_choose` of `kernels/routing.h` makes a choice.
@@ -112,11 +124,12 @@ impl Lowering<'_> {
             if self.updates_of(adapted).is_some() {
                 false
             } else if experts.resident() {
+                let soon = || self.chooses_soon(&choice) || !self.memory.info.copies_ahead;
+                let bytes = self.few_encodings(set).is_some() && soon();
                 // Weights that enter with x are known before.
                 self.is_few()
                     && mlp.weighted == Weighted::Output
-                    && self.few_encodings(set).is_some()
-                    && (self.chooses_soon(&choice) || !self.memory.info.copies_ahead)
+                    && (bytes || self.floats_choose(set, &choice, mlp))
             } else {
                 experts.places(set, counts)
             }
@@ -157,8 +170,8 @@ impl Lowering<'_> {
 
     /// Bytes of eight rows of down weights, and of a pair's activations, if the kernels suit them whose groups copy their down
     /// weights.
-    fn copied(&self, down: &ExpertMatrix) -> Option<[usize; 2]> {
-        let encoded = kernel_name(down.matrix.dtype, FastPath::Early).is_some();
+    fn copied(&self, down: &ExpertMatrix, path: FastPath) -> Option<[usize; 2]> {
+        let encoded = kernel_name(down.matrix.dtype, path).is_some();
         let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
         // Bytes of a pair's activations, whose quads stay within eight of them, and their scales.
         let entered = down.matrix.cols.next_multiple_of(QUADS_COLUMNS) + down.matrix.cols / 4;
@@ -181,17 +194,21 @@ impl Lowering<'_> {
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
         let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
-        let joint = |most| self.joint_down8(e, summed, most);
-        let down = joint(MOST_JOINT_DOWN)
+        let joint = |lanes, most| self.joint_down8(e, summed, lanes, most);
+        // Where a multiprocessor would have one group, eight lanes a row are worth it if groups would make several turns.
+        let has_few = e.parts[2].matrix.rows / WARPS <= self.joint_groups();
+        let down = joint(4, MOST_JOINT_DOWN)
             .or_else(|| self.early_down8(e, summed))
-            .or_else(|| joint(MOST_JOINT_DOWN_ALONE))
+            .or_else(|| joint(8, MOST_JOINT_DOWN).filter(|_| !has_few))
+            .or_else(|| joint(4, MOST_JOINT_DOWN_ALONE))
+            .or_else(|| joint(8, MOST_JOINT_DOWN))
             .unwrap_or_else(|| self.down8(e, summed, hands));
         let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
         Some(FewBody { body, ready, summed, hands })
     }
 
     /// The choice of experts that is left to them.
-    fn own_choice(&self, e: &FewExperts<'_>) -> Option<&DeferredRoute> {
+    pub(super) fn own_choice(&self, e: &FewExperts<'_>) -> Option<&DeferredRoute> {
         self.choices.get(&e.routing).filter(|_| self.memory.experts.resident())
     }
 
@@ -239,10 +256,10 @@ impl Lowering<'_> {
         let (routes, beside) = (choice.is_some(), self.rows > 1);
         let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
         let all = gate.matrix.rows / SCALED_COLUMNS;
-        let is_early = kernel_name(gate.matrix.dtype, FastPath::Early).is_some();
+        let is_early = kernel_name(gate.matrix.dtype, FastPath::Copied).is_some();
         let groups = if is_early { GATE_UP_GROUPS } else { LATE_GATE_UP_GROUPS };
         let blocks = gate_up_blocks(all, pairs, groups * self.memory.info.multiprocessors);
-        let constants = &GateUpConstants {
+        let constants = GateUpConstants {
             gate: gate.part,
             up: up.part,
             norm: norm.into(),
@@ -260,29 +277,36 @@ impl Lowering<'_> {
         };
         let groups = bringing + all.div_ceil(blocks) + usize::from(routes);
         let over = if beside { [pairs, groups, 1] } else { [groups, pairs, 1] };
-        match self.copied_gate_up(e).filter(|_| beside) {
-            Some(shared) => {
-                let kernel = "copied_gate_up8";
-                let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel, buffers: &buffers, constants };
+        let buffers = &buffers;
+        match self.copied_gate_up(e) {
+            Some((shared, rows, further)) => {
+                let kernel = if rows == COPIED_ROWS { "copied_gate_up8" } else { "copied_gate_up8_wide" };
+                let constants = &CopiedGateUpConstants { base: constants, further };
+                let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel, buffers, constants };
                 Dispatch { shared, ..launch.over(over, THREADS) }
             }
-            None => Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
+            None => Launch { unit: "few_experts", kernel: "gate_up8", buffers, constants: &constants }
                 .over(over, THREADS),
         }
     }
 
-    /// Threadgroup memory of the kernel that has rows of gate and up copied while it multiplies those before; nothing if that
-    /// does not suit them.
-    fn copied_gate_up(&self, e: &FewExperts<'_>) -> Option<u32> {
+    /// Threadgroup memory of the kernel that has rows of gate and up copied while it multiplies those before, how many rows, and what
+    /// they have in further planes; nothing if that does not suit them.
+    fn copied_gate_up(&self, e: &FewExperts<'_>) -> Option<(u32, usize, FurtherPlanes)> {
         let gate = &e.parts[0].matrix;
+        let at_once = columns_at_once(gate.dtype);
+        let rows = if gate.cols <= at_once { COPIED_ROWS } else { COPIED_ROWS / 2 };
+        let further = further_of(&e.parts[0], rows);
         let row = gate.dtype.row_bytes(0, gate.cols).ok()?;
         let suits = self.memory.info.copies_ahead
             && self.own_choice(e).is_none_or(by_warp)
-            && kernel_name(gate.dtype, FastPath::Early).is_some()
+            && kernel_name(gate.dtype, FastPath::Copied).is_some()
             && e.mlp.activation.is_gated()
-            && gate.cols <= columns_at_once(gate.dtype)
-            && (COPIED_ROWS * row).is_multiple_of(16);
-        suits.then_some((WARPS * COPIED_ROWS * row + COPY_UNIT) as u32)
+            && gate.cols <= (2 * at_once).min(MOST_COPIED_COLUMNS)
+            && (self.rows > 1 || self.memory.experts.resident())
+            && (rows * row).is_multiple_of(16);
+        let each = rows * row + further.rooms.iter().sum::<usize>();
+        suits.then_some(((WARPS * each + COPY_UNIT) as u32, rows, further))
     }
 
     /// Where outputs go, summed or not, and how many rows there are.
@@ -294,7 +318,7 @@ impl Lowering<'_> {
     fn early_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
         let down = &e.parts[2];
         let choice = self.own_choice(e).filter(|choice| by_warp(choice) && summed && e.biases.is_none())?;
-        let taken = self.copied(down)?.iter().sum::<usize>() * choice.route.top_k;
+        let taken = self.copied(down, FastPath::Early)?.iter().sum::<usize>() * choice.route.top_k;
         if taken > MOST_COPIED_DOWN {
             return None;
         }
@@ -315,29 +339,40 @@ impl Lowering<'_> {
         Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
     }
 
-    /// Down's products, summed or not, by the kernel that reads an expert once for all rows; nothing if that does not suit them, or takes
-    /// more than `most` bytes of threadgroup memory.
-    fn joint_down8(&self, e: &FewExperts<'_>, summed: bool, most: usize) -> Option<Dispatch> {
+    /// Groups of the kernel that reads an expert once for all rows, at most.
+    fn joint_groups(&self) -> usize {
+        (2 * self.memory.info.multiprocessors).max(1)
+    }
+
+    /// Down's products, summed or not, by the kernel that reads an expert once for all rows, of which so many lanes share one; nothing if
+    /// that does not suit them, or takes more than `most` bytes of threadgroup memory.
+    fn joint_down8(&self, e: &FewExperts<'_>, summed: bool, lanes: usize, most: usize) -> Option<Dispatch> {
         let down = &e.parts[2];
         let choice = self.own_choice(e);
         let known = self.memory.experts.resident() && choice.is_none_or(by_warp);
-        let [each, _] = self.copied(down).filter(|_| known && e.biases.is_none())?;
-        let top_k = e.routing.top_k();
-        let (groups, pairs) = (down.matrix.rows / WARPS, self.rows * top_k);
-        let least = WARPS * (each + COPY_UNIT) + pairs * WARPS * size_of::<f32>();
-        let cols = down.matrix.cols;
+        let [each, _] = self.copied(down, FastPath::Copied).filter(|_| known && e.biases.is_none())?;
+        let (top_k, cols) = (e.routing.top_k(), down.matrix.cols);
+        let pairs = self.rows * top_k;
+        let rows = WARP / lanes;
+        let further = further_of(down, rows);
+        let copied = each / WARPS * rows + further.rooms.iter().sum::<usize>() + COPY_UNIT;
+        let least = WARPS * copied + 2 * pairs * rows * size_of::<f32>();
         let entered = cols.div_ceil(QUADS_COLUMNS) * PADDED_BYTES + cols / 4;
         let brings = least + WARPS * entered <= most;
         let taken = if brings { least + WARPS * entered } else { least };
+        let blocks = down.matrix.rows / rows;
         let suits = taken <= most
             && self.rows <= MOST_JOINT_ROWS
             && top_k <= WARP_CHOSEN
-            && groups >= JOINT_GROUPS
-            && cols <= columns_at_once(down.matrix.dtype)
-            && cols.is_multiple_of(2 * SCALED_COLUMNS);
+            && blocks >= JOINT_GROUPS
+            && cols <= MOST_JOINT_COLUMNS
+            && cols.is_multiple_of(2 * SCALED_COLUMNS)
+            && (each / WARPS * rows).is_multiple_of(COPY_UNIT);
         if !suits {
             return None;
         }
+        // As few groups as end as soon.
+        let groups = blocks.div_ceil(blocks.div_ceil(self.joint_groups()));
         let [slots, table] = self.slots(e);
         let [ids, weights] = self.routing(e.routing);
         let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
@@ -356,8 +391,15 @@ impl Lowering<'_> {
             weighs: e.mlp.weighted != Weighted::Input,
             brings,
             route,
+            lanes,
+            further,
         };
-        let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel: "joint_down8", buffers: &buffers, constants };
+        let kernel = match lanes {
+            4 if groups == blocks => "joint_down8",
+            4 => "joint_down8_turns",
+            _ => "joint_down8_eight",
+        };
+        let launch = Launch { unit: JOINT_EXPERTS_UNIT, kernel, buffers: &buffers, constants };
         Some(Dispatch { shared: taken as u32, ..launch.over([groups, 1, 1], THREADS) })
     }
 

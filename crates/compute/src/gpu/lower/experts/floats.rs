@@ -1,17 +1,21 @@
 //! Lowering of routed experts of few rows to `kernels/floats.h`, which unpacks weights to floats and rounds no activations.
 
-use super::few::{FewBody, FewExperts};
-use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants, FloatSumConstants};
+use super::few::{FewBody, FewExperts, by_warp};
+use crate::gpu::arguments::{ExpertConstants, FloatGateUpConstants, FloatSumConstants, RouteConstants};
 use crate::gpu::device::Slice;
 use crate::gpu::encodings::common_name;
-use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS, named};
+use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, THREADS, WARPS, named};
 use crate::gpu::lower::linear::FLOAT_ROWS;
 use crate::gpu::memory::{ExpertMatrix, FEW_ROWS, Memory};
 use crate::gpu::processor::RowForm;
-use crate::graph::{ExpertSetId, Weighted};
+use crate::graph::{ExpertMlp, ExpertSetId, Weighted};
 
 /// Rows whose pairs' outputs are summed by what makes them: of more, the sum takes less time by itself.
 const MOST_SUMMED: usize = 2;
+/// Rows whose experts are chosen by every group that multiplies them.
+const MOST_CHOOSING: usize = 2;
+/// Of whose experts that saves time.
+const FP8: &str = "fp8";
 /// Columns that a lane reads at once.
 const COLUMNS: usize = 8;
 
@@ -35,6 +39,15 @@ impl Memory {
 }
 
 impl Lowering<'_> {
+    /// Whether groups make a choice for themselves.
+    pub(super) fn floats_choose(&self, set: ExpertSetId, choice: &DeferredRoute, mlp: &ExpertMlp) -> bool {
+        self.rows <= MOST_CHOOSING
+            && by_warp(choice)
+            && mlp.identities == 0
+            && self.few_encodings(set).is_none()
+            && self.float_encodings(set).is_some_and(|[up, _]| up == FP8)
+    }
+
     /// The ends of the kernels' names for a set's experts of few rows, if these kernels compute them.
     pub(in crate::gpu::lower) fn float_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
         self.memory.float_encodings(set).filter(|_| self.rows <= FEW_ROWS)
@@ -56,6 +69,8 @@ impl Lowering<'_> {
 
         let (x, norm) = self.entering(e.x);
         let norm_weight = norm.map_or(none, |norm| self.vector(norm.weight));
+        let choice = self.own_choice(e);
+        let logits = choice.map_or(none, |choice| self.value(choice.logits));
         let constants = &FloatGateUpConstants {
             gate: gate.part,
             up: up.part,
@@ -64,10 +79,13 @@ impl Lowering<'_> {
             activation: e.mlp.activation.into(),
             has_bias,
             weighs: e.mlp.weighted == Weighted::Input,
+            routes: choice.is_some(),
+            route: choice.map(|choice| RouteConstants::new(&choice.route, false)).unwrap_or_default(),
         };
-        let buffers = [slots, table, ids, x, norm_weight, weights, gate_bias, up_bias, products];
+        let buffers = [slots, table, logits, ids, x, norm_weight, weights, gate_bias, up_bias, products];
         let launch = Launch { unit: "floats", kernel: "float_gate_up", buffers: &buffers, constants };
-        let grid = [pairs, up.matrix.rows.div_ceil(FLOAT_ROWS * WARPS), 1];
+        let groups = up.matrix.rows.div_ceil(FLOAT_ROWS * WARPS) + usize::from(choice.is_some());
+        let grid = [pairs, groups, 1];
         let gate_up = named(launch.over(grid, THREADS), first);
 
         let of_down = ExpertConstants { part: down.part, share: 1, has_bias, weighs: false };

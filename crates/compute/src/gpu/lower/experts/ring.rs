@@ -121,7 +121,7 @@ fn stride_of(matrix: MatrixSpec, plane: usize) -> usize {
 }
 
 /// Bytes of a panel in the second and third plane, and the most that is copied for them: from a multiple of 16 to another.
-fn further_planes(matrix: &ExpertMatrix, panel: usize) -> [[usize; 2]; 2] {
+pub(super) fn further_planes(matrix: &ExpertMatrix, panel: usize) -> [[usize; 2]; 2] {
     const UNIT: usize = 16;
     let MatrixSpec { dtype, rows, .. } = matrix.matrix;
     let of_plane = |plane: usize| {

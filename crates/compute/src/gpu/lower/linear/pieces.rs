@@ -2,9 +2,14 @@
 
 use crate::DType;
 
-/// Columns of which a warp's lanes have a piece each.
+/// Columns of which a warp's lanes read all pieces at once.
 pub(in crate::gpu::lower) fn columns_at_once(dtype: DType) -> usize {
-    if is_super_block(dtype) { 2048 } else { 1024 }
+    if is_super_block(dtype) || takes_two(dtype) { 2048 } else { 1024 }
+}
+
+/// Whether a lane reads two pieces at once, as `takes_two` of `kernels/pieces.h` has it.
+fn takes_two(dtype: DType) -> bool {
+    matches!(dtype, DType::Affine { bits: 4, .. } | DType::Int { bits: 4, .. } | DType::NVFP4 { .. })
 }
 
 /// Whether it is one of blocks of 256 columns, of which a lane takes 64 at once.
