@@ -1,4 +1,4 @@
-// Routed experts of 2 to 8 tokens whose weights pass through shared memory, and down projections of one: what `few_experts.h`
+// Routed experts of up to 8 tokens whose weights pass through shared memory: what `few_experts.h`
 // does, with the same bits. Down projections are read once for all tokens that chose an expert; groups
 // choose the experts of all tokens for themselves, by the logits of the router, or know them.
 #define WEIGHTS_IN_SHARED_MEMORY

@@ -256,8 +256,8 @@ impl Lowering<'_> {
         let (routes, beside) = (choice.is_some(), self.rows > 1);
         let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
         let all = gate.matrix.rows / SCALED_COLUMNS;
-        let is_early = kernel_name(gate.matrix.dtype, FastPath::Copied).is_some();
-        let groups = if is_early { GATE_UP_GROUPS } else { LATE_GATE_UP_GROUPS };
+        let is_copied = kernel_name(gate.matrix.dtype, FastPath::Copied).is_some();
+        let groups = if is_copied { GATE_UP_GROUPS } else { LATE_GATE_UP_GROUPS };
         let blocks = gate_up_blocks(all, pairs, groups * self.memory.info.multiprocessors);
         let constants = GateUpConstants {
             gate: gate.part,
