@@ -36,6 +36,8 @@ ARCHIVES = ROOT / "crates/compute/src/gpu/cuda/archives"
 INDEX = ARCHIVES / "index.rs"
 RECORD = ARCHIVES / "checked.txt"
 MARK = "//@ "
+# Files `cuda/panel_….h` of the encodings whose experts pass through shared memory.
+COLUMNS = ["columns", "planes", "low_bit", "codebooks"]
 PTX_VERSION = "8.0"
 MOST_COMPILED_AGAIN = 4
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -94,7 +96,7 @@ def units() -> list[Unit]:
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
     panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, tensor in tensors if tensor == "yes"]
     panels += [Unit(f"products_{name}", "cuda/products.cu", name) for name, tensor in tensors if tensor == "yes"]
-    of_panels = "".join((KERNELS / f"cuda/panel_{name}.h").read_text() for name in ["columns", "planes"])
+    of_panels = "".join((KERNELS / f"cuda/panel_{name}.h").read_text() for name in COLUMNS)
     streamed = re.findall(r"^struct Columns256<(\w+)>", of_panels, re.M)
     panels += [Unit(f"expert_panels_{name}", "cuda/expert_panels.cu", name) for name in map(str.lower, streamed)]
     others = ["blocks", "enter_experts", "prefill", "wide_tokens", "exact", "flash_attention", "warpgroup_attention"]

@@ -316,7 +316,10 @@ mod tests {
         ];
         for kernel in gate_up.into_iter().chain(down) {
             let of_planes = ["mxfp4_planes", "nvfp4", "affine4", "affine8", "fp8"];
-            for encoding in ["q4_k", "q5_k", "q6_k", "q8_0", "mxfp4"].into_iter().chain(of_planes) {
+            let low_bit = ["q2_k", "q3_k", "q4_0", "iq4_nl", "iq4_xs"];
+            let of_books = ["iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"];
+            let others = ["q4_k", "q5_k", "q6_k", "q8_0", "mxfp4"];
+            for encoding in others.into_iter().chain(of_planes).chain(low_bit).chain(of_books) {
                 let kernel = format!("{kernel}_{encoding}");
                 assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
             }

@@ -5,7 +5,7 @@
 // panel's warps meet in shared memory.
 //
 // Compiled once for each encoding: DTYPE, with names that end in it: NAME(…).
-#include "panel_planes.h"
+#include "panel_codebooks.h"
 #include "ring.h"
 
 const u32 PANELS = RING_PANELS, EIGHT = 8, SIXTEEN = 16, COLUMNS = 256;
@@ -87,6 +87,7 @@ DEVICE void stream(const RingTile* tiles, const u8* slots, const u32* table, con
     // Whether both panels' instructions fit beside each other.
     constexpr bool roomy = PARTS == 1 || DTYPE == Q4_K;
     constexpr u32 at_once = roomy ? OWN_PANELS : 1;
+    Book<DTYPE>::fill();
     Own::X<PARTS> x;
     float scales[PARTS][2];
     auto begin = [&](const RingUnit& unit) {

@@ -201,6 +201,14 @@ struct Columns256<Q4_K> : ColumnsOfNibbles<false> {};
 template <>
 struct Columns256<Q5_K> : ColumnsOfNibbles<true> {};
 
+// Four bytes from an even address: `selector` is of the words that `p` and the next are in.
+DEVICE u32 even_word(const u8* p, u32 selector) { return __byte_perm(*(const u32*)p, *(const u32*)(p + 4), selector); }
+// How far behind a word a row begins that begins at an even address, and the selector of its words.
+struct EvenRow {
+    u32 beside, selector;
+    DEVICE explicit EvenRow(const u8* row) : beside((u32)(u64)row & 2), selector(beside ? 0x5432 : 0x3210) {}
+};
+
 template <>
 struct Columns256<Q6_K> {
     // (part, block of 16 columns, token): sums times −32 · 2^-24, in the order in which blocks are multiplied.
@@ -225,10 +233,6 @@ struct Columns256<Q6_K> {
             const float sum = sum_of_quad(sum_of_4(v));
             if (t == 0) sums[(n * 16 + i) * 8 + g] = sum * (-32.0f / TWO_24);
         }
-    }
-    // Four bytes from an even address: `selector` is of the words that `p` and the next are in.
-    static DEVICE u32 word(const u8* p, u32 selector) {
-        return __byte_perm(*(const u32*)p, *(const u32*)(p + 4), selector);
     }
     // Integers of a quarter of half a block: `a`, `b` have the low bits of columns 0 and 32, `bits` the others.
     template <u32 quarter>
@@ -257,14 +261,14 @@ struct Columns256<Q6_K> {
     template <u32 N, u32 half, class X>
     static DEVICE void add_half(Sums<N>& sums, const u8* low, const u8* high, u32 selector, const X& x, const float* less) {
         const u8 *of_l = low + 192 + 8 * half, *of_h = high + 192 + 8 * half;
-        const u32 of_low[2] = {word(of_l, selector), word(of_l + 4, selector)};
-        const u32 of_high[2] = {word(of_h, selector), word(of_h + 4, selector)};
+        const u32 of_low[2] = {even_word(of_l, selector), even_word(of_l + 4, selector)};
+        const u32 of_high[2] = {even_word(of_h, selector), even_word(of_h + 4, selector)};
         const u32 t = 4 * (threadIdx.x & 3);
 #pragma unroll
         for (u32 sixteen = 0; sixteen < 2; sixteen++) {
             const u32 at = 64 * half + 16 * sixteen + t, bits = 128 + 32 * half + 16 * sixteen + t;
-            const u32 l[3] = {word(low + at, selector), word(low + at + 32, selector), word(low + bits, selector)};
-            const u32 h[3] = {word(high + at, selector), word(high + at + 32, selector), word(high + bits, selector)};
+            const u32 l[3] = {even_word(low + at, selector), even_word(low + at + 32, selector), even_word(low + bits, selector)};
+            const u32 h[3] = {even_word(high + at, selector), even_word(high + at + 32, selector), even_word(high + bits, selector)};
             if (sixteen == 0) {
                 add_block<N, half, 0, 0>(sums, l, h, of_low, of_high, x, less);
                 add_block<N, half, 0, 1>(sums, l, h, of_low, of_high, x, less);
@@ -280,10 +284,10 @@ struct Columns256<Q6_K> {
     }
     template <u32 N, class X>
     static DEVICE void multiply(Sums<N>& sums, const u8* low, const u8* high, const X& x, const float* less, u32, const Beside&) {
-        const u32 beside = (u32)(u64)low & 2, selector = beside ? 0x5432 : 0x3210;
+        const EvenRow row(low);
         Sums<N> own = {};
-        add_half<N, 0>(own, low - beside, high - beside, selector, x, less);
-        add_half<N, 1>(own, low - beside, high - beside, selector, x, less);
+        add_half<N, 0>(own, low - row.beside, high - row.beside, row.selector, x, less);
+        add_half<N, 1>(own, low - row.beside, high - row.beside, row.selector, x, less);
         const float d[2] = {f32_of_f16(*(const u16*)(low + 208)) * TWO_24, f32_of_f16(*(const u16*)(high + 208)) * TWO_24};
 #pragma unroll
         for (u32 n = 0; n < N; n++)

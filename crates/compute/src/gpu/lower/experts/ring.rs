@@ -32,16 +32,32 @@ pub(super) struct Ring {
 
 /// The end of the kernels' names for an encoding, if there are such kernels.
 fn encoding(dtype: DType) -> Option<&'static str> {
+    use DType::{Q2_K, Q3_K, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
     match dtype {
-        DType::Q4_K | DType::Q5_K | DType::Q6_K | DType::Q8_0 | DType::MXFP4 => encodings::common_name(dtype),
+        Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | Q8_0 | Q4_0 | DType::MXFP4 => encodings::common_name(dtype),
+        DType::IQ4_NL | DType::IQ4_XS => encodings::common_name(dtype),
+        _ if book_bytes(dtype) > 0 => encodings::common_name(dtype),
         _ if dtype.planes() > 1 => encodings::kernel_name(dtype, FastPath::Tensor),
         _ => None,
     }
 }
 
+/// Bytes of an encoding's codebook as a group has it: `SharedBook` of `kernels/cuda/panel_codebooks.h`.
+fn book_bytes(dtype: DType) -> usize {
+    match dtype {
+        DType::IQ3_XXS => 256 * 4,
+        DType::IQ3_S => 512 * 4,
+        DType::IQ2_XXS => 256 * 8,
+        DType::IQ2_XS => 512 * 8,
+        DType::IQ2_S => 1024 * 8,
+        DType::IQ1_S | DType::IQ1_M => 2048 * 4,
+        _ => 0,
+    }
+}
+
 /// Whether rows may have other columns than multiples of those of a warp, and experts biases.
 pub(super) fn is_loose(dtype: DType) -> bool {
-    matches!(dtype, DType::MXFP4 | DType::Q8_0) || dtype.planes() > 1
+    matches!(dtype, DType::MXFP4 | DType::Q8_0 | DType::Q4_0 | DType::IQ4_NL) || dtype.planes() > 1
 }
 
 /// Of how many columns rows are a multiple that are loose.
@@ -59,7 +75,10 @@ pub(super) fn step_of(dtype: DType) -> usize {
 fn reads_of(dtype: DType) -> [usize; 3] {
     match dtype {
         DType::NVFP4 { .. } => [2, 32, 16],
-        DType::MXFP4 | DType::Q8_0 | DType::MXFP4_Planes => [8, 4, 4],
+        DType::MXFP4 | DType::Q8_0 | DType::Q4_0 | DType::IQ4_NL | DType::MXFP4_Planes => [8, 4, 4],
+        DType::Q2_K | DType::Q3_K | DType::IQ4_XS => [8, 4, 4],
+        // Next to each other: two lanes' codes or signs.
+        _ if book_bytes(dtype) > 0 => [8, 2, 4],
         // As many bytes side by side as a group allows.
         DType::Affine { bits: 4, group: 32, .. } | DType::Int { bits: 4, group: 32, .. } => [8, 4, 4],
         DType::Affine { bits: 4, group: 64, .. } | DType::Int { bits: 4, group: 64, .. } => [4, 8, 8],
@@ -75,10 +94,10 @@ fn reads_of(dtype: DType) -> [usize; 3] {
 /// different quarters of the 128 bytes that all banks of threadgroup memory have side by side.
 fn pieces(dtype: DType, rows: usize, stride: usize) -> [usize; 2] {
     const QUARTER: usize = 32;
-    if is_loose(dtype) {
+    if !matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) {
         return scattered(rows, stride, reads_of(dtype));
     }
-    if !matches!(dtype, DType::Q4_K | DType::Q5_K) || !stride.is_multiple_of(QUARTER) {
+    if dtype == DType::Q6_K || !stride.is_multiple_of(QUARTER) {
         return [0, rows * stride];
     }
     [2, (rows / 4 * stride - QUARTER).next_multiple_of(4 * QUARTER) + QUARTER]
@@ -157,7 +176,8 @@ impl Ring {
         let [halvings, piece_bytes] = pieces(matrix.dtype, panel, stride);
         let panel_bytes = (piece_bytes << halvings) + rooms.iter().sum::<usize>();
         let shared = STAGES * teams * PANELS * panel_bytes + warps * teams * beside;
-        let groups = (SHARED / (shared + SHARED_BESIDE)).min(if warps > MOST_WARPS { 1 } else { 2 });
+        let groups = (SHARED / (shared + book_bytes(matrix.dtype) + SHARED_BESIDE))
+            .min(if warps > MOST_WARPS { 1 } else { 2 });
         let constants = RingConstants { tiles, warps, teams, halvings, piece_bytes, needs, rooms };
         // Rows' scales begin at a multiple of 16 bytes in every panel.
         let aligned = matrix.dtype.block_rows(1) != 1 || (panel * stride_of(matrix, 1)).is_multiple_of(16);

@@ -36,7 +36,9 @@ const fn kept(rows: usize) -> usize {
 /// Bytes of sums of a warp's activations, for every token.
 fn activation_sums(dtype: DType) -> usize {
     let count = match dtype {
-        DType::Q6_K => 16,
+        DType::IQ1_M => 32,
+        DType::Q3_K | DType::Q6_K => 16,
+        DType::Q4_0 | DType::IQ4_NL | DType::IQ4_XS | DType::IQ1_S => 8,
         DType::Q8_0 | DType::Affine { .. } | DType::Int { .. } => 8,
         _ => 0,
     };
