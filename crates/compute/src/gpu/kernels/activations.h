@@ -1,7 +1,7 @@
 // The activations of a product, brought into threadgroup memory by every group for itself: normalised if that is asked
 // for, and rounded to eight bits.
 #pragma once
-#include "pieces.h"
+#include "row_dots.h"
 
 // The widest rows of what routed experts take, in bytes.
 CONSTANT uint MOST_COLUMNS = 8192;

@@ -1,7 +1,7 @@
 // Heads of tokens that are each the newest of a sequence: what attention of decoding reads, and how a head is made ready.
 #pragma once
 #include "cache.h"
-#include "pieces.h"
+#include "row_dots.h"
 #include "quads.h"
 #include "seen.h"
 

@@ -3,7 +3,7 @@
 //
 // Groups take tiles of rows, so that matrices are read once for the rows of a tile that have the same adapter. The order in
 // which a row's terms are added depends on no other row.
-#include "pieces.h"
+#include "row_dots.h"
 #include "tiles.h"
 
 // Rows of a tile, ranks whose inner values are in threadgroup memory at once, those that a group makes, the most warps of a group, and

@@ -22,6 +22,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("placing.h", include_str!("placing.h")),
     ("quantize.h", include_str!("quantize.h")),
     ("routing.h", include_str!("routing.h")),
+    ("row_dots.h", include_str!("row_dots.h")),
     ("quads.h", include_str!("quads.h")),
     ("scores.h", include_str!("scores.h")),
     ("seen.h", include_str!("seen.h")),

@@ -1,50 +1,14 @@
-// Copies of weights to shared memory that are under way while a group does something else, and pieces of what was copied. They are
-// of compute capability 9.0; where this is compiled for less, threads copy.
+// Copies of weights to shared memory that are under way while a group does something else, and pieces of what was copied.
 #pragma once
 #include "../pieces.h"
-
-// Makes `bar` ready for copies of `count` warps.
-DEVICE void expect_copies(ulong* bar, uint count) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint)__cvta_generic_to_shared(bar)), "r"(count)
-                 : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// Waits for all of them; a bar that is used again has 0 and 1 for `parity` by turns.
-DEVICE void await_copies(ulong* bar, uint parity = 0) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again%=; }" ::"r"(
-            (uint)__cvta_generic_to_shared(bar)),
-        "r"(parity)
-        : "memory");
-#endif
-}
-
-// Stands for one of the copies that `bar` counts.
-DEVICE void no_copy(CTX, ulong* bar) {
-#if __CUDA_ARCH__ >= 900
-    if (ctx.lane() != 0) return;
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"((uint)__cvta_generic_to_shared(bar)) : "memory");
-#endif
-}
+#include "cuda/instructions.h"
 
 // Starts to copy `bytes` bytes to shared memory, both a multiple of 16 as is where they come from. All lanes of a warp call
 // this; it is one copy of those that `bar` counts.
 DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar) {
-#if __CUDA_ARCH__ >= 900
-    if (ctx.lane() != 0) return;
-    const uint counter = (uint)__cvta_generic_to_shared(bar);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     (uint)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes), "r"(counter)
-                 : "memory");
-#else
-    for (uint i = 16 * ctx.lane(); i < bytes; i += 16 * 32) *(uint4*)(to + i) = __ldg((const uint4*)(from + i));
-#endif
+    if (!starts_copies(ctx)) return;
+    expect_bytes(bar, bytes);
+    copy_bulk(ctx, to, from, bytes, bar);
 }
 
 // What some rows of a weight have in its second and third plane: bytes, and the room that is kept for them.
@@ -74,24 +38,13 @@ DEVICE void copy_rows_ahead(CTX, uchar* to, const Row& row, uint bytes, const Fu
         from[p - 1] -= before;
         all[p - 1] = (before + further.needs[p - 1] + 15) / 16 * 16;
     }
-#if __CUDA_ARCH__ >= 900
-    if (ctx.lane() != 0) return;
-    const uint counter = (uint)__cvta_generic_to_shared(bar);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes + all[0] + all[1]) : "memory");
-    const auto copy = [&](uchar* to, const uchar* from, uint bytes) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         (uint)__cvta_generic_to_shared(to)),
-                     "l"(from), "r"(bytes), "r"(counter)
-                     : "memory");
-    };
-#else
-    const auto copy = [&](uchar* to, const uchar* from, uint bytes) { copy_ahead(ctx, to, from, bytes, bar); };
-#endif
-    copy(to, row.plane0, bytes);
+    if (!starts_copies(ctx)) return;
+    expect_bytes(bar, bytes + all[0] + all[1]);
+    copy_bulk(ctx, to, row.plane0, bytes, bar);
     to += bytes;
 #pragma unroll
     for (uint p = 1; p < PLANES; to += further.rooms[p - 1], ++p) {
-        if (all[p - 1] > 0) copy(to, from[p - 1], all[p - 1]);
+        if (all[p - 1] > 0) copy_bulk(ctx, to, from[p - 1], all[p - 1], bar);
     }
 }
 
@@ -127,15 +80,6 @@ DEVICE Row copied_row(const Format& f, const FurtherPlanes& further, const Copie
     }
     return r;
 }
-
-// Starts a thread's copy of 8 or 16 bytes to shared memory, and waits for all that it has started.
-template <uint BYTES>
-DEVICE void copy_async(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from),
-                 "n"(BYTES)
-                 : "memory");
-}
-DEVICE void await_async() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
 DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }

@@ -144,8 +144,6 @@ DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, cons
     }
 }
 
-extern __shared__ __align__(128) uchar dynamic[];
-
 // As `products_…`, of rows of up to EARLY_COLUMNS columns, of which a lane has a piece, a multiple of 16 bytes. Dynamic
 // memory: `span` rows a warp.
 #define EARLY_PRODUCTS(name, ...)                                                                    \
@@ -155,6 +153,7 @@ extern __shared__ __align__(128) uchar dynamic[];
         SHARED(float, scales, EARLY_COLUMNS / 16);                                                   \
         SHARED(float, scratch, 8);                                                                   \
         SHARED(ulong, bars, 8);                                                                      \
+        ASKED_MEMORY(uchar, dynamic);                                                                \
         const ProductBuffers b = {weights, x, residual, out0, out1, out2};                           \
         const ProductMemory m = {words, scales, scratch};                                            \
         const OwnPart own = own_part(ctx, c, b);                                                     \
@@ -178,6 +177,7 @@ EARLY_PRODUCTS(mixed, {
                  (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual), \
                  (float, out), (const float, logits)) {                                                        \
         SHARED(ulong, bar, 1);                                                                                 \
+        ASKED_MEMORY(uchar, dynamic);                                                                          \
         const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out};\
         early_down8<D>(ctx, c, b, logits, dynamic, bar);                                                       \
     }

@@ -283,10 +283,10 @@ DEVICE void joint_down8(CTX, const JointDownConstants& c, const DownBuffers& b, 
             if (ctx.lane() % LANES == 0) products[pair * ROWS + ctx.lane() / LANES] = sum;
             __syncwarp();
             const bool is_last = !IS_ONCE && at + JOINT_WARPS >= count;
-            const uint following = is_last ? ctx.warp() : at + JOINT_WARPS;
-            ask_rows(is_last ? next : block, following);
+            const uint following = is_last ? ctx.warp() : at + JOINT_WARPS, then = is_last ? next : block;
+            ask_rows(then, following);
             // Of the only pair they stay.
-            if (following != at) ask_activations(following);
+            if (following != at && (IS_ONCE || then < blocks)) ask_activations(following);
             parity ^= 1;
         }
         barrier(ctx);
@@ -374,14 +374,13 @@ DEVICE void copied_gate_up8(CTX, const CopiedGateUpConstants& c, const GateUpBuf
     write_group(ctx, c.base, b, m, g);
 }
 
-extern __shared__ __align__(128) uchar dynamic[];
-
 // Columns of the widest rows. Dynamic memory: the warps' rows. Of rows of which a lane has twice as many pieces, a warp has half as
 // many at once.
 CONSTANT uint COPIED_COLUMNS = 2048, WIDE_COPIED_COLUMNS = 4096;
 #define COPIED_KERNEL(name, columns, ...)                            \
     GATE_UP(name, CopiedGateUpConstants, columns, WARP_EXPERTS,      \
             SHARED(ulong, bars, JOINT_WARPS);                        \
+            ASKED_MEMORY(uchar, dynamic);                            \
             copied_gate_up8<__VA_ARGS__>(ctx, c, b, m, r, dynamic, bars);)
 #define COPIED_EXPERTS(name, D)                                                                                     \
     COPIED_KERNEL(copied_gate_up8_##name, COPIED_COLUMNS, D, COPIED_ROWS, takes_two<D>() ? 2 : 1)                  \
@@ -397,6 +396,7 @@ CONSTANT uint COPIED_COLUMNS = 2048, WIDE_COPIED_COLUMNS = 4096;
         SHARED(float, own_weights, JOINT_PAIRS);                                                                \
         SHARED(uint, counts, JOINT_WARPS);                                                                      \
         JOINT_MEMORY(pairs);                                                                                    \
+        ASKED_MEMORY(uchar, dynamic);                                                                           \
         const DownBuffers b = {slots, table, ids, bytes, scales, weights, nullptr, residual, nullptr, out};     \
         float* const products = (float*)(dynamic + JOINT_WARPS * warp_bytes(c));                                \
         const JointDownMemory m = {dynamic, bars, products, own_weights, counts};                               \

@@ -98,7 +98,8 @@ DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, ui
 template <uint D>
 DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own, const JointProductBuffers& b,
                        uint* words) {
-    const uint cols = own.part.format.cols, each = (c.tokens + gridDim.x - 1) / gridDim.x, first = ctx.group_x() * each;
+    const uint cols = own.part.format.cols, shares = ctx.groups_x();
+    const uint each = (c.tokens + shares - 1) / shares, first = ctx.group_x() * each;
     if (first >= c.tokens) return;
     const uint count = min(each, c.tokens - first);
     float* const scales = (float*)(words + each * pair_words(cols));
@@ -121,7 +122,7 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
     KERNEL_AHEAD(joint_products_##name, JointProductsConstants, (const uchar, weights), (const uchar, bytes),          \
                  (const float, scales), (const float, factors), (const float, residual), (float, out0), (float, out1), \
                  (float, out2)) {                                                                                      \
-        extern __shared__ __align__(16) uint words[];                                                                  \
+        ASKED_MEMORY(uint, words);                                                                                     \
         const JointProductBuffers b = {weights, bytes, scales, factors, residual};                                     \
         OwnPart own = {c.parts[0], out0, ctx.group_y()};                                                               \
         if (own.group >= own.part.groups) own = {c.parts[1], out1, own.group - own.part.groups};                       \
