@@ -21,6 +21,9 @@ pub(super) const THREADS: u32 = 256;
 /// Warps of such a group.
 pub(super) const WARPS: usize = 8;
 
+/// Multiprocessors of an H100 or H200.
+const H100_MULTIPROCESSORS: usize = 132;
+
 /// Work between the host's steps.
 #[derive(Debug)]
 pub(crate) enum Piece<D> {
@@ -267,6 +270,11 @@ impl<'a> Lowering<'a> {
     /// What keys and values are stored as, by the names of `cache.h`.
     pub(super) fn kv_code(&self) -> u32 {
         kv_code(self.memory.state.kv_type)
+    }
+
+    /// What was measured on an H100 and grows with the number of multiprocessors, for as many as the device has.
+    pub(super) fn share_of_h100(&self, measured: usize) -> usize {
+        measured * self.memory.info.multiprocessors / H100_MULTIPROCESSORS
     }
 
     /// Whether the kernels for few rows may be used.

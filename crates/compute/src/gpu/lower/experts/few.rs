@@ -48,7 +48,7 @@ const MOST_COPIED_COLUMNS: usize = 4096;
 const WARP: usize = 32;
 /// Columns of down of which lanes have no more pieces than that kernel adds up.
 const MOST_JOINT_COLUMNS: usize = 2048;
-/// Groups of the kernel that reads an expert's down weights once for all rows, at least.
+/// Groups of the kernel that reads an expert's down weights once for all rows, at least, on an H100.
 const JOINT_GROUPS: usize = 192;
 /// Threadgroup memory for what their warps have of experts, at most, where two groups are to find room, and where one is.
 const MOST_JOINT_DOWN: usize = 52 << 10;
@@ -364,7 +364,7 @@ impl Lowering<'_> {
         let suits = taken <= most
             && self.rows <= MOST_JOINT_ROWS
             && top_k <= WARP_CHOSEN
-            && blocks >= JOINT_GROUPS
+            && blocks >= self.share_of_h100(JOINT_GROUPS)
             && cols <= MOST_JOINT_COLUMNS
             && cols.is_multiple_of(2 * SCALED_COLUMNS)
             && (each / WARPS * rows).is_multiple_of(COPY_UNIT);

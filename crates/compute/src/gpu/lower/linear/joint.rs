@@ -8,8 +8,8 @@ use crate::gpu::kernels::JOINT_ROWS_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering, Product, named};
 
 const THREADS: u32 = 256;
-/// Bytes that are otherwise read again, from which reading weights once took less time on an H100: if they would be copied ahead,
-/// and if not.
+/// Bytes that are otherwise read again, from which reading weights once took less time on an H100, whose multiprocessors share them:
+/// if they would be copied ahead, and if not.
 const LEAST_COPIED_AGAIN: usize = 8 << 20;
 pub(super) const LEAST_AGAIN: usize = 4 << 20;
 /// Threadgroup memory of the activations of a share of the rows, at most.
@@ -27,7 +27,7 @@ impl Lowering<'_> {
         let bytes: usize = matrices.map(|m| m.rows * m.dtype.row_bytes(0, m.cols).unwrap_or(0)).sum();
         let again = bytes.saturating_mul(self.rows.saturating_sub(1));
         let cols = products.first()?.0.x.width();
-        let least = if copied { LEAST_COPIED_AGAIN } else { LEAST_AGAIN };
+        let least = self.share_of_h100(if copied { LEAST_COPIED_AGAIN } else { LEAST_AGAIN });
         let entered = cols.next_multiple_of(QUADS_COLUMNS) + cols / 4;
         let suits =
             self.rows <= MOST_JOINT_ROWS && self.memory.info.copies_ahead && self.memory.info.byte_matrices;
