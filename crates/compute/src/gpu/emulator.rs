@@ -3,7 +3,9 @@
 //! diverging barriers are errors.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::{Arc, Mutex};
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, View};
 use crate::{Bytes, Error, Result};
@@ -24,8 +26,8 @@ struct BoundMemory {
     writer: u32,
     /// Zero: a device buffer.
     element: u32,
-    writes: *mut u32,
-    reads: *mut u32,
+    writes: *mut u64,
+    reads: *mut u64,
 }
 
 #[repr(C)]
@@ -51,6 +53,7 @@ unsafe extern "C" {
         constants: *const c_void,
         grid: *const u32,
         threads: u32,
+        asked: u32,
         first_group: u32,
         before: u32,
         seed: u64,
@@ -82,6 +85,9 @@ unsafe impl Send for Away {}
 /// Looks at copies of which they have ended at one.
 const LATE: u64 = 3;
 
+/// Names of kernels.
+pub type Ran = Arc<Mutex<BTreeSet<String>>>;
+
 /// A device that is emulated.
 #[derive(Default)]
 pub struct Emulator {
@@ -89,6 +95,10 @@ pub struct Emulator {
     recordings: Vec<Option<Vec<Dispatch>>>,
     /// Whether kernels are those of the text that Metal is given.
     metal: bool,
+    /// Whether it copies weights to a group's memory ahead.
+    copies_ahead: bool,
+    /// Where names of kernels that have run are kept.
+    ran: Option<Ran>,
     /// Bytes a second of host memory.
     bus: u64,
     /// Bytes of buffers that there may be, if that is limited, and those that there are.
@@ -125,6 +135,19 @@ impl Emulator {
     #[must_use]
     pub fn metal(self) -> Self {
         Self { metal: true, ..self }
+    }
+
+    /// The same device with what CUDA's of compute capability 9.0 have for copies of weights to a group's memory, and with so few
+    /// multiprocessors that small weights are worth it.
+    #[must_use]
+    pub fn copying_ahead(self) -> Self {
+        Self { copies_ahead: true, ..self }
+    }
+
+    /// The same device, which adds names of kernels that it runs to `ran`.
+    #[must_use]
+    pub fn telling(self, ran: Ran) -> Self {
+        Self { ran: Some(ran), ..self }
     }
 
     /// The same device with so many bytes of memory, of which what it knows about them takes nothing.
@@ -196,6 +219,9 @@ impl Emulator {
 
     fn run_one(&mut self, dispatch: &Dispatch) -> Result<()> {
         let kernel = self.kernel(dispatch.unit, &dispatch.kernel)?;
+        if let Some(ran) = &self.ran {
+            ran.lock().expect("nothing panics while it is held").insert(dispatch.kernel.to_string());
+        }
         // SAFETY: the entry lives as long as the program.
         let (buffers, constant_bytes) = unsafe { ((*kernel).buffers, (*kernel).constant_bytes) };
         let bad = |what: &str, expected: usize, got: usize| {
@@ -259,6 +285,7 @@ impl Emulator {
                 dispatch.constants.as_ptr().cast(),
                 grid.as_ptr(),
                 dispatch.threads,
+                dispatch.shared,
                 self.groups,
                 self.before,
                 seed,
@@ -315,10 +342,10 @@ impl Device for Emulator {
             tensor_cores: false,
             warp_groups: false,
             byte_matrices: !self.metal,
-            multiprocessors: 8,
+            multiprocessors: if self.copies_ahead { 4 } else { 8 },
             bus: self.bus,
-            group_memory: 32 << 10,
-            copies_ahead: false,
+            group_memory: if self.copies_ahead { 227 << 10 } else { 32 << 10 },
+            copies_ahead: self.copies_ahead,
             simdgroup_matrices: self.metal,
         }
     }

@@ -7,18 +7,18 @@ use moeflux_compute::{BlockScale, DType, Half, MatrixScale, Zeros};
 use super::case::{Batching, Case, Recorder, Schedule};
 use super::checks::{assert_same_bits, compile, difference, run_all};
 use super::errors::{MODES, Mode};
-use super::experts::moe_case_of;
+use super::experts::{large_moe_case_of, moe_case_of};
 use super::linear::linear_case;
 use crate::support::devices::{CUDA, METAL, MakeDevice, batch_invariant_devices, devices, is_in_part};
 use crate::support::weights::{affine, dtypes, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
-fn encodings() -> Vec<DType> {
+pub(super) fn encodings() -> Vec<DType> {
     use DType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS};
     use DType::{MXFP4, MXFP4_Planes, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
     let affine = [affine(4, 64, Half::BF16), affine(8, 32, Half::F16)];
     let of_files = [Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, IQ4_NL, IQ4_XS, MXFP4, MXFP4_Planes];
-    let coded = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S];
+    let coded = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M];
     of_files
         .into_iter()
         .chain(coded)
@@ -93,36 +93,33 @@ fn experts_of_a_batch_have_the_bits_of_single_rows() {
 }
 
 /// A linear layer of so many outputs that some are enough.
-fn wide_linear_case(dtype: DType, rows: usize, cols: usize) -> Case {
+pub(super) fn wide_linear_case(dtype: DType, rows: usize, cols: usize) -> Case {
     let mut r = Recorder::new(cols as u64);
     let x = r.input(cols);
     let weight = r.matrix(dtype, rows, cols);
     let all = r.graph.linear(x, weight, None, Precision::Fast).unwrap();
-    let out = r.graph.slice(all, 1, rows - 128, 128).unwrap();
+    let out = if rows > 128 { r.graph.slice(all, 1, rows - 128, 128).unwrap() } else { all };
     r.case(format!("{dtype} {rows}×{cols}"), out).of("Linear").in_dtype(dtype)
 }
 
-/// Up to eight rows share large weights on CUDA, and where batches have no kernels of their own a few more take those for few
-/// rows too. Emulated devices do not share, and would take long.
+/// Up to eight rows share large layers on CUDA, and where batches have no kernels of their own a few more take those for few
+/// rows too. Emulated devices, for which smaller weights are large, do so in `copies.rs`.
 #[test]
-fn few_rows_that_share_large_weights_have_the_bits_of_single_rows() {
-    few_rows_have_the_bits_of_single_rows(devices(), &[2, 3, 5, 8]);
-    few_rows_have_the_bits_of_single_rows(batch_invariant_devices(), &[2, 8, 9, 12, 14]);
+fn few_rows_that_share_large_layers_have_the_bits_of_single_rows() {
+    // Rows of as many pieces as a warp has lanes, of more, and of so many that activations find no room beside each other.
+    few_rows_have_the_bits_of_single_rows(encodings().into_iter().flat_map(|dtype| {
+        [[2304, 2048], [1152, 4096], [640, 12288]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols))
+    }));
 }
 
-fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, counts: &[usize]) {
+/// As above, of experts.
+#[test]
+fn few_rows_that_share_large_experts_have_the_bits_of_single_rows() {
     use DType::{IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
-    let Some((_, device)) = devices.into_iter().find(|(name, _)| *name == CUDA) else { return };
-    // Rows of as many pieces as a warp has lanes, of more, and of so many that activations find no room beside each other.
-    let linear = |dtype| {
-        [[2304, 2048], [1152, 4096], [640, 12288]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols))
-    };
     // Of 1024 columns of Q5_K a warp's rows leave no room for activations.
     let experts =
         [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640), (Q4_K, 1280), (Q5_K, 1024)];
-    let of = |count, top_k, dtype, inner| {
-        moe_case_of(count, top_k, [Q4_K, Q4_K, dtype], [1536, inner], ExpertMlp::default())
-    };
+    let of = |count, top_k, dtype, inner| large_moe_case_of(count, top_k, [Q4_K, Q4_K, dtype], [1536, inner]);
     // Of the last ones a multiprocessor has one group.
     let wide = [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].map(|(dtype, inner)| of(12, 8, dtype, inner));
     // More experts than a warp chooses among: they are known before.
@@ -163,10 +160,19 @@ fn few_rows_have_the_bits_of_single_rows(devices: Vec<(&str, MakeDevice)>, count
         (affine(4), 3072),
         (nvfp4, 1536),
     ];
-    let gates = gates
-        .map(|(dtype, hidden)| moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96], ExpertMlp::default()));
-    for case in encodings().into_iter().flat_map(linear).chain(experts).chain(gates) {
-        check_few(case, device, counts);
+    let gates = gates.map(|(dtype, hidden)| large_moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96]));
+    few_rows_have_the_bits_of_single_rows(experts.chain(gates));
+}
+
+fn few_rows_have_the_bits_of_single_rows(cases: impl Iterator<Item = Case>) {
+    let hardware =
+        |devices: Vec<(&'static str, MakeDevice)>| devices.into_iter().find(|(name, _)| *name == CUDA);
+    let [Some((_, device)), Some((_, invariant))] = [devices(), batch_invariant_devices()].map(hardware)
+    else {
+        return;
+    };
+    for case in cases {
+        check_few(case, &[(device, &[2, 3, 5, 8]), (invariant, &[2, 8, 9, 12, 14])]);
     }
 }
 
@@ -195,10 +201,16 @@ fn prompts_have_the_same_bits_in_pieces_of_any_size() {
 /// Experts of a batch that pass through CUDA's shared memory do so by tiles of eight pairs or of sixteen.
 #[test]
 fn experts_of_a_batch_have_the_same_bits_in_tiles_of_any_size() {
-    use DType::{MXFP4, MXFP4_Planes, MXFP8_Planes, Q4_K, Q5_K, Q6_K, Q8_0};
+    use DType::{
+        IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, MXFP4_Planes,
+        MXFP8_Planes,
+    };
+    use DType::{Q2_K, Q3_K, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
     let Some((_, device)) = devices().into_iter().find(|(name, _)| *name == CUDA) else { return };
     let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
-    let encodings = [Q4_K, Q5_K, Q6_K, Q8_0, MXFP4, MXFP4_Planes, MXFP8_Planes].into_iter().chain([
+    let low_bit = [Q2_K, Q3_K, Q4_0, IQ4_NL, IQ4_XS, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M];
+    let encodings = [Q4_K, Q5_K, Q6_K, Q8_0, MXFP4, MXFP4_Planes, MXFP8_Planes];
+    let encodings = encodings.into_iter().chain(low_bit).chain([
         affine(4, 64, Half::BF16),
         affine(8, 128, Half::F16),
         int(4, 32, Zeros::Middle),
@@ -318,18 +330,20 @@ fn single_tokens_read_and_write_the_same_eight_bits() {
 }
 
 /// The same bits row by row and in batches of each of the counts.
-fn check_few(mut case: Case, device: MakeDevice, counts: &[usize]) {
+fn check_few(case: Case, devices: &[(MakeDevice, &[usize])]) {
     const MOST: usize = 14;
-    case.batching = Batching::Lengths(&[MOST]);
+    let case = Case { batching: Batching::Lengths(&[MOST]), ..case };
     let schedule = |rows: usize| Schedule {
         batches: (0..MOST).step_by(rows).map(|first| vec![(0, rows.min(MOST - first))]).collect(),
         stride: 1,
     };
-    let mut executable = compile(&case, &device(1), MODES[1]);
-    let alone = run_all(&case, &mut *executable, &schedule(1));
-    for rows in counts.iter().copied() {
-        let got = run_all(&case, &mut *executable, &schedule(rows));
-        assert_same_bits(&got, &alone, &format!("{}, {rows} rows", case.name));
+    for (device, counts) in devices {
+        let mut executable = compile(&case, &device(1), MODES[1]);
+        let alone = run_all(&case, &mut *executable, &schedule(1));
+        for rows in counts.iter().copied() {
+            let got = run_all(&case, &mut *executable, &schedule(rows));
+            assert_same_bits(&got, &alone, &format!("{}, {rows} rows", case.name));
+        }
     }
 }
 
@@ -345,7 +359,7 @@ fn few_rows_that_share_floats_have_the_bits_of_single_rows() {
     let cases: Vec<_> = unpacked.chain(plain).collect();
     for (_, device) in devices() {
         for (dtype, rows, cols) in cases.iter().copied().filter(|_| is_in_part()) {
-            check_few(linear_case(dtype, rows, cols, true, Precision::Fast), device, &[2, 3, 5, 8]);
+            check_few(linear_case(dtype, rows, cols, true, Precision::Fast), &[(device, &[2, 3, 5, 8])]);
         }
     }
 }

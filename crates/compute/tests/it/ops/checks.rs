@@ -56,9 +56,19 @@ pub type Results = BTreeMap<(usize, usize), Vec<f32>>;
 pub fn run(
     case: &Case,
     executable: &mut dyn Executable,
-    Schedule { batches, stride }: &Schedule,
+    schedule: &Schedule,
     poison: Option<(usize, usize)>,
 ) -> Results {
+    try_run(case, executable, schedule, poison).unwrap()
+}
+
+/// The same, which a device may fail to do.
+pub fn try_run(
+    case: &Case,
+    executable: &mut dyn Executable,
+    Schedule { batches, stride }: &Schedule,
+    poison: Option<(usize, usize)>,
+) -> Result<Results> {
     let lengths = case.batching.lengths();
     let token = |sequence: usize, position: usize| match poison {
         Some(at) if at == (sequence, position) => POISON,
@@ -115,7 +125,7 @@ pub fn run(
             sees: &sees,
         };
         let width = case.width();
-        run_batch(case, executable, &inputs, &mut source, &mut logits);
+        run_batch(case, executable, &inputs, &mut source, &mut logits)?;
         assert_eq!(logits.len(), outputs.len() * width, "{}", case.name);
         for (row, logits) in outputs.iter().zip(logits.chunks_exact(width)) {
             results.insert(rows[*row as usize], logits.to_vec());
@@ -126,7 +136,7 @@ pub fn run(
         }
         source.order += 1;
     }
-    results
+    Ok(results)
 }
 
 /// The results of one batch.
@@ -136,13 +146,12 @@ pub fn run_batch(
     batch: &Batch<'_>,
     source: &mut Source<'_>,
     results: &mut Vec<f32>,
-) {
+) -> Result<()> {
     if case.head {
-        executable.run(batch, source, results).unwrap();
-    } else {
-        results.clear();
-        executable.run_hidden(batch, source, &mut |rows| results.extend_from_slice(rows)).unwrap();
+        return executable.run(batch, source, results);
     }
+    results.clear();
+    executable.run_hidden(batch, source, &mut |rows| results.extend_from_slice(rows))
 }
 
 /// (tokens, width): what the graph's input of rows gets, if it has one.

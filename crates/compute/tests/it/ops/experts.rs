@@ -160,7 +160,12 @@ pub(super) fn moe_case_of(
     widths: [usize; 2],
     mlp: ExpertMlp,
 ) -> Case {
-    moe_case_in(Recorder::new(12), count, top_k, dtypes, widths, mlp)
+    moe_case_in(Recorder::new(12), count, top_k, dtypes, widths, mlp, weight)
+}
+
+/// The same with random bytes as weights: large ones take long to quantise.
+pub(super) fn large_moe_case_of(count: usize, top_k: usize, dtypes: [DType; 3], widths: [usize; 2]) -> Case {
+    moe_case_in(Recorder::new(12), count, top_k, dtypes, widths, ExpertMlp::default(), Random::tensor)
 }
 
 fn moe_case_in(
@@ -170,6 +175,7 @@ fn moe_case_in(
     dtypes: [DType; 3],
     widths: [usize; 2],
     mlp: ExpertMlp,
+    weight: fn(&mut Random, DType, usize, usize) -> Tensor,
 ) -> Case {
     let [hidden, inner] = widths;
     let x = r.input(hidden);
@@ -209,7 +215,8 @@ pub fn moe_experts_of_every_encoding() -> Vec<Case> {
 }
 
 pub fn moe_experts_of_many_shapes() -> Vec<Case> {
-    use DType::{BF16, F16, F32, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
+    use DType::{BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS};
+    use DType::{Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
     vec![
         moe_case(1, 1, [F32; 3], 1, 1),
         moe_case(3, 3, [F32, F16, BF16], 17, 5),
@@ -230,6 +237,12 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         moe_case(12, 2, [Q5_K, Q5_K, Q8_0], 768, 512).on_hardware(),
         moe_case(6, 2, [Q8_0; 3], 352, 288).on_hardware(),
         moe_case(12, 2, [Q8_0; 3], 2048, 768).on_hardware(),
+        moe_case(12, 2, [Q3_K, Q3_K, Q2_K], 768, 512).on_hardware(),
+        moe_case(6, 2, [IQ4_XS, IQ4_XS, IQ3_S], 1280, 768).on_hardware(),
+        moe_case(6, 2, [IQ2_XXS, IQ2_XXS, IQ1_M], 512, 1280).on_hardware(),
+        moe_case(6, 2, [IQ3_XXS, IQ3_XXS, IQ2_S], 768, 256).on_hardware(),
+        moe_case(6, 2, [IQ1_S, IQ1_S, IQ2_XS], 4096, 256).on_hardware(),
+        moe_case(6, 2, [IQ4_NL, IQ4_NL, Q4_0], 352, 288).on_hardware(),
         moe_case(
             3,
             1,
@@ -292,6 +305,7 @@ pub fn moe_experts_with_biases() -> Vec<Case> {
             [dtype; 3],
             widths,
             ExpertMlp { activation, biases, ..ExpertMlp::default() },
+            weight,
         )
     };
     let all = [

@@ -12,6 +12,7 @@ mod case;
 pub(crate) mod checks;
 mod chosen;
 mod compressed;
+mod copies;
 mod errors;
 mod experts;
 mod latent;

@@ -229,7 +229,7 @@ fn run(
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];
     let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs, ..Batch::default() };
-    run_batch(case, executable, &batch, &mut Source { experts: &case.experts, order: 0 }, &mut out);
+    run_batch(case, executable, &batch, &mut Source { experts: &case.experts, order: 0 }, &mut out).unwrap();
     out
 }
 

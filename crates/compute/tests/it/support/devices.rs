@@ -4,7 +4,7 @@ use std::cell::Cell;
 #[cfg(target_os = "linux")]
 use std::sync::{Mutex, OnceLock};
 
-use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::emulator::{Emulator, Ran};
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 
 /// Makes a backend on a device; what is left to chance follows from the seed.
@@ -12,6 +12,9 @@ pub(crate) type MakeDevice = fn(u64) -> GpuBackend;
 
 /// A GPU.
 pub(crate) const CUDA: &str = "CUDA";
+
+/// The emulated device.
+pub(crate) const EMULATOR: &str = "the emulator";
 
 /// The emulated device with the text that Metal gets.
 pub(crate) const METAL: &str = "the emulator with Metal's text";
@@ -52,6 +55,26 @@ pub(crate) fn batch_invariant_devices() -> Vec<(&'static str, MakeDevice)> {
     devices_with::<true>()
 }
 
+/// The emulated device.
+pub(crate) fn plain() -> GpuBackend {
+    GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(1))))
+}
+
+/// An emulated device that copies weights ahead, as CUDA's of compute capability 9.0 do, and tells which kernels have run.
+pub(crate) fn copying_ahead(ran: &Ran) -> GpuBackend {
+    let ran = ran.clone();
+    copying(move || Emulator::new(1).telling(ran.clone()))
+}
+
+/// The same with a planted fault.
+pub(crate) fn copying_with_fault(seed: u64, fault: &'static str) -> GpuBackend {
+    copying(move || Emulator::with_fault(seed, fault))
+}
+
+fn copying(open: impl Fn() -> Emulator + Send + Sync + 'static) -> GpuBackend {
+    GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(open().copying_ahead())))
+}
+
 fn devices_with<const BATCH_INVARIANT: bool>() -> Vec<(&'static str, MakeDevice)> {
     fn options<const BATCH_INVARIANT: bool>() -> GpuOptions {
         GpuOptions { batch_invariant: BATCH_INVARIANT, ..GpuOptions::default() }
@@ -63,7 +86,7 @@ fn devices_with<const BATCH_INVARIANT: bool>() -> Vec<(&'static str, MakeDevice)
         let open = move || Ok(Box::new(Emulator::new(seed).metal()) as _);
         GpuBackend::new("metal", options::<BATCH_INVARIANT>(), open)
     };
-    let mut all = vec![("the emulator", emulated), (METAL, metal)];
+    let mut all = vec![(EMULATOR, emulated), (METAL, metal)];
     #[cfg(target_os = "linux")]
     if let Ok(device) = moeflux_compute::gpu::cuda::Cuda::open(0, None) {
         // As long as one is open, others open quickly.

@@ -22,12 +22,20 @@ struct Stamp {
     uint32_t group, mark;
 };
 
+// The same of an element of threadgroup memory, where what happens between barriers of a warp counts, too: the stretch between
+// barriers of the group, that between those of the warp, and the thread. Of what was copied, COPIED and which batch of copies it was in.
+typedef uint64_t Mark;
+const Mark COPIED = 1ull << 63;
+
 // What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
 struct Now {
     uint32_t group, first_group, epoch, thread;
     // `first_group` of the dispatches right before, which may still be running while threads run ahead.
     uint32_t before;
+    // Barriers that the warp has passed in this group.
+    uint32_t warp_epoch;
     uint32_t mark() const { return epoch << 9 | (thread + 1); }
+    Mark own_mark() const { return (Mark)epoch << 32 | warp_epoch << 9 | (thread + 1); }
 };
 extern __thread Now now;
 
@@ -44,8 +52,8 @@ struct Memory {
     uint32_t writer;
     // Of threadgroup memory: bytes of an element, and marks of the last write and the last read of each.
     uint32_t element;
-    uint32_t* writes;
-    uint32_t* reads;
+    Mark* writes;
+    Mark* reads;
 };
 
 [[noreturn]] void fail(const char* format, ...);
@@ -53,6 +61,14 @@ struct Memory {
 
 // Whether two marks are of different threads with no barrier between.
 inline bool races(uint32_t a, uint32_t b) { return a != b && a >> 9 == b >> 9; }
+inline bool races(Mark a, Mark b) {
+    if (a == b || a >> 32 != b >> 32) return false;
+    const auto warp_of = [](Mark mark) { return ((mark & 511) - 1) / 32; };
+    return warp_of(a) != warp_of(b) || (uint32_t)a >> 9 == (uint32_t)b >> 9;
+}
+
+// Whether the running thread comes after copies that have arrived: it has waited for them, or for one who has.
+bool comes_after_copies(Mark copied);
 
 inline bool all_written(const uint8_t* written, uint64_t size) {
     if (size == 4) {
@@ -65,29 +81,33 @@ inline bool all_written(const uint8_t* written, uint64_t size) {
     return true;
 }
 
+// `allowed` of threadgroup memory.
+bool allowed_elements(Memory& memory, uint64_t at, uint64_t size, bool write);
+
+// The same for one element that no other thread has written since the group's last barrier, nor a copy.
+inline bool is_calm(Memory& memory, uint64_t at, bool write) {
+    // Divisions take longer than all the rest.
+    const uint32_t element = memory.element;
+    const uint64_t i = element == 4 ? at / 4 : element == 1 ? at : at / element;
+    const Mark mark = now.own_mark(), before = memory.writes[i];
+    const bool is_own = before == mark || (before >> 32 != mark >> 32 && !(before & COPIED));
+    if (!is_own || (before == 0 && !write)) return false;
+    Mark& read = memory.reads[i];
+    // Of several readers, any one that is not the writer to come.
+    if (races(read, mark)) return !write;
+    (write ? memory.writes[i] : read) = mark;
+    return true;
+}
+
 // Whether the running thread may do this; fail_access says what is wrong if not.
 inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && (at & (size - 1)))) return false;
-    const uint32_t mark = now.mark();
-    if (memory.element) {
-        // Divisions take longer than all the rest.
-        const uint32_t element = memory.element;
-        for (uint64_t i = element == 4 ? at / 4 : at / element; i * element < at + size; ++i) {
-            if (races(memory.writes[i], mark)) return false;
-            if (!write) {
-                if (memory.writes[i] == 0) return false;
-                // Of several readers, any one that is not the writer to come.
-                if (!races(memory.reads[i], mark)) memory.reads[i] = mark;
-                continue;
-            }
-            if (races(memory.reads[i], mark)) return false;
-            memory.writes[i] = mark;
-        }
-        return true;
-    }
+    if (memory.element)
+        return (size == memory.element && is_calm(memory, at, write)) || allowed_elements(memory, at, size, write);
     if (!write && !all_written(memory.written + at, size)) return false;
     if (!write && memory.writer != now.first_group) return true;
     Stamp* const stamps = memory.stamps + at;
+    const uint32_t mark = now.mark();
     const uint32_t group = now.group, first_group = now.first_group;
     const auto free = [&](Stamp stamp) {
         return stamp.group < first_group || (stamp.group == group && !races(stamp.mark, mark));
@@ -153,8 +173,11 @@ uint threads();
 uint group(uint axis);
 uint groups(uint axis);
 void wait_for_group(const char* file, int line);
+void wait_for_warp();
 // Gives `value` to the warp and returns that of `lane`.
 uint32_t exchange(uint32_t value, uint lane);
+// A bit for each lane that gives true.
+uint32_t ballot(bool value);
 // The dialect's `lane_sum`, with one exchange in place of five: a lane and its partner add the same two numbers, so that
 // every lane has the sum of the first one.
 float sum_of_lanes(float value);
@@ -166,7 +189,16 @@ void multiply_bytes(int* to, const uint* a, const uint* b, uint halves);
 Memory* shared(const char* name, uint64_t bytes, uint32_t element);
 // The same for kernels with plain pointers, whose accesses the compiler reports.
 void* shared_data(const char* name, uint64_t bytes, uint32_t element);
+// The threadgroup memory that the dispatch asks for.
+void* asked_data(const char* name);
 void copy(void* to, const void* from, size_t bytes);
+// That an address is a multiple of the size, which compilers take for granted.
+void check_alignment(const void* address, uint64_t size);
+// Whose memory an address is, which is none of a thread's own.
+Memory& memory_at(const void* address, uint64_t size, bool write);
+// Stops the running thread until another one wakes it.
+void sleep();
+void wake(uint thread);
 // A function whose accesses are not reported.
 #define UNREPORTED __attribute__((no_sanitize("thread")))
 

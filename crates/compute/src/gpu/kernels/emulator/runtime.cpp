@@ -1,5 +1,5 @@
 // Runs kernels on the CPU: each thread of a group is a fibre.
-#include "machine.h"
+#include "copies.h"
 
 #include <chrono>
 #include <cstdarg>
@@ -49,13 +49,13 @@ inline __attribute__((always_inline)) void go_on(Place* save, const Place* load)
 #endif
 }
 
-__thread Now now = {0, 1, 1, 0};
+__thread Now now = {0, 1, 1, 0, 0, 0};
 __thread uint8_t ahead[256];
 
 namespace {
 
 // What a thread is at, or is waiting for if it is not its turn: lane operations leave it at Running.
-enum class State { Running, Barrier, Done };
+enum class State { Running, Barrier, Copies, Done };
 
 // Not a power of two: stacks whose tops are a multiple of one apart share a few lines of the cache.
 const size_t STACK_BYTES = (64 << 10) + 9 * 64;
@@ -85,12 +85,14 @@ struct Warp {
     // A bit for each lane that can run, and the lane whose turn comes first.
     uint32_t ready;
     uint first;
+    // Barriers of the warp alone that it has passed.
+    uint32_t epoch;
 };
 
 struct Array {
     Memory memory;
     std::vector<uint8_t> data;
-    std::vector<uint32_t> writes, reads;
+    std::vector<Mark> writes, reads;
 };
 
 // What is running.
@@ -98,7 +100,7 @@ struct Machine {
     const Kernel* kernel;
     const Binding* bindings;
     const void* constants;
-    uint grid[3], group[3], threads;
+    uint grid[3], group[3], threads, asked;
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<Array*> arrays;
@@ -154,6 +156,7 @@ void next_warp(Machine& m) {
     m.ready[pick] = m.ready.back();
     m.ready.pop_back();
     m.turns = 0;
+    now.warp_epoch = m.warps[m.warp].epoch;
 }
 
 // Any thread may run next.
@@ -287,7 +290,8 @@ void wait_for_threads(Machine& m) {
 void run_group() {
     Machine& m = *machine;
     m.waiting = m.done = 0;
-    for (Warp& warp : m.warps) warp.waiting = 0, warp.set = 0;
+    for (Warp& warp : m.warps) warp.waiting = warp.set = 0, warp.epoch = 0;
+    forget_copies();
     for (Fibre& fibre : m.fibres) fibre = Fibre{};
     all_ready(m);
     // Comes back when no thread can run.
@@ -299,9 +303,11 @@ void run_group() {
             if (fibre.state == State::Done) continue;
             now.thread = i;
             if (fibre.state == State::Barrier) note("waits at the barrier %s:%d that other threads do not reach", fibre.file, fibre.line);
+            else if (fibre.state == State::Copies) note("waits for copies that nothing starts");
             else note("waits in a lane operation that other lanes do not reach");
         }
     }
+    if (!m.failed && !all_copies_awaited()) note("ends while copies are under way that nothing has awaited");
     ++now.epoch;
 }
 
@@ -315,6 +321,26 @@ void fail(const char* format, ...) {
     leave();
 }
 
+bool allowed_elements(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    const Mark mark = now.own_mark();
+    const uint32_t element = memory.element;
+    Mark known = 0;
+    for (uint64_t i = element == 4 ? at / 4 : element == 1 ? at : at / element; i * element < at + size; ++i) {
+        const Mark before = memory.writes[i];
+        if (before & COPIED ? before != known && !comes_after_copies(before) : races(before, mark)) return false;
+        known = before;
+        if (!write) {
+            if (before == 0) return false;
+            // Of several readers, any one that is not the writer to come.
+            if (!races(memory.reads[i], mark)) memory.reads[i] = mark;
+            continue;
+        }
+        if (races(memory.reads[i], mark)) return false;
+        memory.writes[i] = mark;
+    }
+    return true;
+}
+
 void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
     const char* verb = write ? "write" : "read";
     const unsigned long long n = size, offset = at;
@@ -322,20 +348,32 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
         fail("%s: %s of %llu bytes at offset %lld of %llu", memory.name, verb, n, (long long)at,
              (unsigned long long)memory.bytes);
     if ((size & (size - 1)) == 0 && at % size) fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
-    const uint32_t mark = now.mark();
     const char* advice = "with no barrier between";
     if (memory.element) {
-        const uint64_t i = at / memory.element;
+        const Mark mark = now.own_mark();
+        uint64_t i = at / memory.element;
+        // The first of them that is to blame.
+        const auto is_free = [&] {
+            const Mark before = memory.writes[i];
+            if (before & COPIED ? !comes_after_copies(before) : races(before, mark) || (!write && before == 0)) return false;
+            return !write || !races(memory.reads[i], mark);
+        };
+        while ((i + 1) * memory.element < at + size && is_free()) ++i;
+        if (memory.writes[i] & COPIED && !comes_after_copies(memory.writes[i]))
+            fail("%s: %s of offset %llu, %s", memory.name, verb, offset,
+                 has_arrived(memory.writes[i]) ? "which was copied, by a thread that has not awaited it"
+                                               : "while it is being copied");
         if (races(memory.writes[i], mark))
             fail("%s: %s of offset %llu, which thread %u writes %s", memory.name, verb, offset,
-                 (memory.writes[i] & 511) - 1, advice);
+                 (uint)(memory.writes[i] & 511) - 1, advice);
         if (write && races(memory.reads[i], mark))
             fail("%s: write of offset %llu, which thread %u reads %s", memory.name, offset,
-                 (memory.reads[i] & 511) - 1, advice);
+                 (uint)(memory.reads[i] & 511) - 1, advice);
         fail("%s: read of offset %llu, which nothing has written", memory.name, offset);
     }
     if (!write && !all_written(memory.written + at, size))
         fail("%s: read of offset %llu, which nothing has written", memory.name, offset);
+    const uint32_t mark = now.mark();
     for (uint64_t i = at; i < at + size; ++i) {
         const Stamp& stamp = memory.stamps[i];
         if (stamp.group < now.first_group) continue;
@@ -362,6 +400,14 @@ void wait_for_group(const char* file, int line) {
     wait_for_threads(*machine);
 }
 
+// A lane goes on when all have come.
+void wait_for_warp() {
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    if (warp.waiting == 31) now.warp_epoch = ++warp.epoch;
+    wait_for_lanes(m, warp);
+}
+
 uint32_t exchange(uint32_t value, uint lane) {
     Machine& m = *machine;
     Warp& warp = m.warps[m.warp];
@@ -370,6 +416,17 @@ uint32_t exchange(uint32_t value, uint lane) {
     wait_for_lanes(m, warp);
     if (lane >= 32) fail("a lane operation names lane %u", lane);
     return values[lane];
+}
+
+uint32_t ballot(bool value) {
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    const uint32_t* values = warp.values[warp.set];
+    warp.values[warp.set][now.thread % 32] = value;
+    wait_for_lanes(m, warp);
+    uint32_t bits = 0;
+    for (uint i = 0; i < 32; ++i) bits |= values[i] << i;
+    return bits;
 }
 
 float sum_of_lanes(float value) {
@@ -441,7 +498,23 @@ Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
 
 void* shared_data(const char* name, uint64_t bytes, uint32_t element) { return shared(name, bytes, element)->data; }
 
+void* asked_data(const char* name) { return shared_data(name, machine->asked, 1); }
+
 void copy(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
+
+void sleep() {
+    const uint self = now.thread;
+    machine->fibres[self].state = State::Copies;
+    hand_over(*machine, self);
+}
+
+void wake(uint thread) {
+    Machine& m = *machine;
+    Warp& warp = m.warps[thread / 32];
+    m.fibres[thread].state = State::Running;
+    if (!warp.ready && thread / 32 != m.warp) m.ready.push_back(thread / 32);
+    warp.ready |= 1u << thread % 32;
+}
 
 namespace {
 
@@ -504,11 +577,22 @@ uint32_t nanoseconds() {
     return (uint32_t)std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+Memory& memory_at(const void* address, uint64_t size, bool write) {
+    Memory* const memory = memory_of((const uint8_t*)address, size, write);
+    if (!memory) fail("memory of a thread's own, which other threads do not reach");
+    return *memory;
+}
+
+void check_alignment(const void* address, uint64_t size) {
+    if ((uintptr_t)address % size == 0) return;
+    const Memory& memory = memory_at(address, size, false);
+    const uint64_t at = (uint64_t)((const uint8_t*)address - memory.data);
+    fail("%s: %llu bytes at once at offset %llu", memory.name, (unsigned long long)size, (unsigned long long)at);
+}
+
 uint32_t tally_at(void* counter, uint32_t number) {
-    const uint8_t* address = (const uint8_t*)counter;
-    Memory* const memory = memory_of(address, sizeof number, true);
-    if (!memory) fail("a counter of a thread's own");
-    return tally(*memory, (uint64_t)(address - memory->data), number);
+    Memory& memory = memory_at(counter, sizeof number, true);
+    return tally(memory, (uint64_t)((uint8_t*)counter - memory.data), number);
 }
 
 } // namespace emulator
@@ -545,10 +629,10 @@ extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}
 
 // Runs one dispatch, whose groups are numbered from `first_group` on, those of the dispatches right before from `before` on.
-// Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
+// `asked` is threadgroup memory beside what the kernel declares. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
 extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const emulator::Binding* bindings,
                                         const void* constants, const uint32_t* grid, uint32_t threads,
-                                        uint32_t first_group, uint32_t before, uint64_t seed, char* message,
+                                        uint32_t asked, uint32_t first_group, uint32_t before, uint64_t seed, char* message,
                                         size_t message_bytes) {
     emulator::now.first_group = first_group;
     emulator::now.before = before;
@@ -560,6 +644,7 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     m.bindings = bindings;
     m.constants = constants;
     memcpy(m.grid, grid, sizeof m.grid);
+    m.asked = asked;
     m.random = seed;
     m.failed = false;
     m.last = nullptr;
