@@ -150,7 +150,9 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
 
 def chosen_experts(config) -> int | list[int]:
     """Experts a token."""
-    return config.ffn_config.moe_top_k if config.model_type == "dbrx" else config.num_experts_per_tok
+    if config.model_type == "dbrx":
+        return config.ffn_config.moe_top_k
+    return config.moe_topk if config.model_type == "aria_text" else config.num_experts_per_tok
 
 
 # Indexers whose only `topk` is of the scores that they choose by.

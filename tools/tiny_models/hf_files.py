@@ -215,9 +215,10 @@ MULTIMODAL = {
     "qwen4_exp_text": ("qwen4_exp", "Qwen4ExpForConditionalGeneration"),
     "mistral4": ("mistral3", "Mistral3ForConditionalGeneration"),
     "llama4_text": ("llama4", "Llama4ForConditionalGeneration"),
+    "aria_text": ("aria", "AriaForConditionalGeneration"),
 }
 # Those that are published below a multimodal model's `language_model`.
-NESTED_WHOLE = ("mistral4", "llama4_text")
+NESTED_WHOLE = ("mistral4", "llama4_text", "aria_text")
 
 
 def nest_in_multimodal(folder: Path, family: str) -> None:

@@ -60,6 +60,21 @@ def olmoe(d: Draw) -> dict[str, Any]:
     return config
 
 
+def aria_text(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("moe_num_experts")
+    config["moe_topk"] = config.pop("num_experts_per_tok")
+    config |= {
+        "intermediate_size": d.width(1, 40),
+        "moe_num_shared_experts": d.rng.randint(1, 3),
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.maybe(config, "attention_bias", True)
+    d.maybe(config, "mlp_bias", True)
+    # Neither llama.cpp nor mlx-lm has it.
+    d.only(gguf=False, mlx=False)
+    return config
+
+
 def gpt_oss(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_local_experts")
     config |= {

@@ -1,4 +1,4 @@
-"""Text parts of multimodal models that have no class of their own: Qwen3-VL-MoE, GLM-4.5V, Qwen3-Omni, ERNIE 4.5 VL."""
+"""Text parts of multimodal models: Qwen3-VL-MoE, GLM-4.5V, Qwen3-Omni, ERNIE 4.5 VL, Aria."""
 
 from typing import Any
 
@@ -113,7 +113,44 @@ def _ernie4_5_vl_moe(**changes: Any) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": text.get("tie_word_embeddings", True)}
 
 
+def _aria(**changes: Any) -> dict[str, Any]:
+    config = dict(
+        vocab_size=83,
+        hidden_size=24,
+        intermediate_size=10,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        moe_num_experts=7,
+        moe_topk=3,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 3000.0},
+    )
+    return config | changes
+
+
 CASES = [
+    # As published: below a multimodal model, experts by other names with columns as rows.
+    HfCase("aria_multimodal", "aria_text", 225, _aria(), multimodal=True),
+    # Biases everywhere, a single shared expert, experts as wide as the hidden state.
+    HfCase(
+        "aria_biases",
+        "aria_text",
+        229,
+        _aria(
+            attention_bias=True,
+            mlp_bias=True,
+            moe_num_shared_experts=1,
+            intermediate_size=24,
+            moe_num_experts=4,
+            moe_topk=1,
+            num_key_value_heads=4,
+            rms_norm_eps=0.01,
+            tie_word_embeddings=True,
+        ),
+        dtype="float32",
+    ),
     # As published, but for what is around the part that thinks.
     HfCase("qwen3_omni_moe_thinker", "qwen3_omni_moe_thinker", 221, _qwen3_omni_moe()),
     # The same within the whole model; a dense layer, biases, weights that are not normalised.

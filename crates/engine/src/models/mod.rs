@@ -2,6 +2,7 @@
 
 mod afmoe;
 mod arctic;
+mod aria;
 pub mod assumed;
 mod axk1;
 mod axk2;
@@ -185,6 +186,7 @@ pub const FAMILIES: &[Family] = &[
     minicpm::FAMILY,
     sarvam_moe::FAMILY,
     sarvam_mla::FAMILY,
+    aria::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

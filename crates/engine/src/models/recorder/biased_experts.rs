@@ -27,9 +27,11 @@ impl Recorder {
         let contains =
             |part: &str| self.outline.is_none() && self.checkpoint.contains(&format!("{module}.{part}"));
         let id = if contains("gate_up_proj_blocks") {
-            self.joint_experts(layer, count, hidden, [&module, "_blocks"], ExpertForm::Interleaved)?
+            let names = ["gate_up_proj_blocks", "down_proj_blocks"].map(|part| format!("{module}.{part}"));
+            self.joint_experts(layer, count, hidden, &names, ExpertForm::Interleaved)?
         } else if contains("gate_up_proj") {
-            self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::InterleavedTransposed)?
+            let names = ["gate_up_proj", "down_proj"].map(|part| format!("{module}.{part}"));
+            self.joint_experts(layer, count, hidden, &names, ExpertForm::InterleavedTransposed)?
         } else {
             self.experts(layer, count, hidden, &NAMES)?
         };
@@ -92,11 +94,11 @@ impl Recorder {
         hidden: usize,
         names: &ExpertNames,
     ) -> Result<ExpertSetId> {
-        let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
-        let stacked = self.outline.is_none() && self.checkpoint.contains(&format!("{module}.gate_up_proj"));
+        let parts = ["gate_up_proj", "down_proj"];
+        let stored = parts.map(|part| self.resolve(&format!("model.layers.{layer}.{}.{part}", names.module)));
+        let stacked = self.outline.is_none() && self.checkpoint.contains(&stored[0]);
         if stacked && self.checkpoint.format() == Format::HuggingFace {
-            let form = ExpertForm::HalvesTransposed;
-            let id = self.joint_experts(layer, count, hidden, [&module, ""], form)?;
+            let id = self.joint_experts(layer, count, hidden, &stored, ExpertForm::HalvesTransposed)?;
             self.modules.note_experts(id, layer, names.module, GateUp::Halves);
             Ok(id)
         } else {
@@ -140,11 +142,10 @@ impl Recorder {
         layer: usize,
         count: usize,
         hidden: usize,
-        [module, suffix]: [&str; 2],
+        [gate_up, down]: &[String; 2],
         form: ExpertForm,
     ) -> Result<ExpertSetId> {
-        let gate_up = self.stored(&format!("{module}.gate_up_proj{suffix}"), &[])?;
-        let down = self.stored(&format!("{module}.down_proj{suffix}"), &[])?;
+        let (gate_up, down) = (self.stored(gate_up, &[])?, self.stored(down, &[])?);
         // (rows, columns) of a stored matrix as the projection has them.
         let projection = |stored: &StoredWeight| match (stored.shape.as_slice(), form) {
             (&[experts, cols, rows], ExpertForm::InterleavedTransposed | ExpertForm::HalvesTransposed) => {
