@@ -187,6 +187,14 @@ pub(crate) trait Isa: Copy {
     type U: Copy;
     /// f32 vector.
     type F: Copy;
+    /// What [`Isa::pairs`] gives.
+    type Pairs: Pairs<Self::U>;
+
+    /// Operations on 16-bit lanes, where dot products of bytes are best made of them; if so, there are eight lanes.
+    #[inline(always)]
+    fn pairs(self) -> Option<Self::Pairs> {
+        None
+    }
 
     /// Every lane `v`.
     fn splat_u(self, v: u32) -> Self::U;
@@ -235,6 +243,17 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// Those 16 bytes are readable for every r below `LANES`.
     unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4];
+    /// Two vectors whose lanes r are the little-endian words at `p` + r · `stride` and 16 bytes further on.
+    ///
+    /// # Safety
+    /// 32 bytes from there are readable for every r below `LANES`.
+    #[inline(always)]
+    unsafe fn load_words_apart(self, p: *const u8, stride: usize) -> [Self::U; 2] {
+        // SAFETY: by the caller.
+        let ([first, ..], [second, ..]) =
+            unsafe { (self.load_transposed(p, stride), self.load_transposed(p.add(16), stride)) };
+        [first, second]
+    }
 
     /// The even ones of 2 · `LANES` words from `p`, and the odd ones.
     ///
@@ -270,6 +289,17 @@ pub(crate) trait Isa: Copy {
     fn negate_where(self, a: Self::U, low: u32, high: u32) -> Self::U;
     /// The bytes of the first `LANES` / 2 of `words`, the lowest of each first.
     fn of_words(self, words: [u64; MAX_LANES / 2]) -> Self::U;
+    /// The four bytes of each lane, unsigned, the lowest first.
+    #[inline(always)]
+    fn bytes(self, a: Self::U) -> [Self::U; 4] {
+        let byte = self.splat_u(0xff);
+        [
+            self.and(a, byte),
+            self.and(self.shr::<8>(a), byte),
+            self.and(self.shr::<16>(a), byte),
+            self.shr::<24>(a),
+        ]
+    }
     /// Shift left by `n` < 32.
     fn shl_all(self, a: Self::U, n: u32) -> Self::U;
     /// Shift right by `low` in the lowest eight lanes and by `high` in those above, filling with zeros.
@@ -441,6 +471,90 @@ pub(crate) trait Isa: Copy {
             self.store(lanes.as_mut_ptr(), v);
             p.copy_from_nonoverlapping(lanes.as_ptr(), n);
         }
+    }
+}
+
+/// Operations on vectors of sixteen 16-bit lanes. A half has eight of them, or two words of eight bytes.
+pub(crate) trait Pairs<U>: Copy {
+    /// Sixteen bytes from `low`, then as many from `high`.
+    ///
+    /// # Safety
+    /// Both are valid for reads of as many.
+    unsafe fn load_halves(self, low: *const u8, high: *const u8) -> U;
+    /// Sums of two products each of bytes, `w` unsigned and `x` signed; sums fit.
+    fn multiply(self, w: U, x: U) -> U;
+    /// Wrapping sum.
+    fn add(self, a: U, b: U) -> U;
+    /// Wrapping difference.
+    fn sub(self, a: U, b: U) -> U;
+    /// 32-bit sums of two products each, signed.
+    fn dot(self, a: U, b: U) -> U;
+    /// In each half the 32-bit lanes of `a`, then those of `b`, as 16-bit lanes; they fit.
+    fn pack(self, a: U, b: U) -> U;
+    /// In each half the first word of `a` and the second of `b`, and the second of `a` and the first of `b`.
+    fn mix(self, a: U, b: U) -> [U; 2];
+    /// The words of each half, exchanged.
+    fn swap(self, a: U) -> U;
+    /// The sum of both halves of `a`, then that of `b`, of 16-bit lanes.
+    fn add_halves(self, a: U, b: U) -> U;
+    /// As [`Pairs::add_halves`], of 32-bit lanes.
+    fn add_halves_of_32(self, a: U, b: U) -> U;
+    /// The first halves of `a` and `b`, and their second halves.
+    fn regroup(self, a: U, b: U) -> [U; 2];
+    /// The even bytes of `a` and, in the second half, of `b`; and the odd ones.
+    fn even_and_odd(self, a: U, b: U) -> [U; 2];
+    /// Twice the first half, and twice the second.
+    fn repeat_halves(self, a: U) -> [U; 2];
+    /// In both 16-bit lanes of each 32-bit lane its byte `low` or, in the second half, `high`.
+    fn spread<const SIGNED: bool>(self, a: U, low: usize, high: usize) -> U;
+}
+
+/// [`Pairs`] of levels that have none.
+#[derive(Clone, Copy)]
+pub(crate) enum NoPairs {}
+
+impl<U> Pairs<U> for NoPairs {
+    unsafe fn load_halves(self, _: *const u8, _: *const u8) -> U {
+        match self {}
+    }
+    fn multiply(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn add(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn sub(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn dot(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn pack(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn mix(self, _: U, _: U) -> [U; 2] {
+        match self {}
+    }
+    fn swap(self, _: U) -> U {
+        match self {}
+    }
+    fn add_halves(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn add_halves_of_32(self, _: U, _: U) -> U {
+        match self {}
+    }
+    fn regroup(self, _: U, _: U) -> [U; 2] {
+        match self {}
+    }
+    fn even_and_odd(self, _: U, _: U) -> [U; 2] {
+        match self {}
+    }
+    fn repeat_halves(self, _: U) -> [U; 2] {
+        match self {}
+    }
+    fn spread<const SIGNED: bool>(self, _: U, _: usize, _: usize) -> U {
+        match self {}
     }
 }
 

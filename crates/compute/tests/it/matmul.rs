@@ -2,6 +2,8 @@
 //! partition and threads.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use moeflux_compute::{
     DType, Error, Half, MatrixScale, Tensor, TensorView, Zeros,
     cpu::{
@@ -416,6 +418,12 @@ fn integer_dot_products_are_exact() {
                         "{dtype}, {}, code {code}, pattern {token}: {got:?}, expected {expected}",
                         simd
                     );
+                    // Few tokens are multiplied in another way.
+                    for few in [token..token + 1, token..(token + 2).min(patterns.len())] {
+                        let what = format!("{dtype}, {simd}, code {code}, tokens {few:?}");
+                        let all = matmul_few(simd, w.view(), &quantized, few);
+                        assert_same(&what, &all[..17], &[expected; 17]);
+                    }
                 }
             }
         }
@@ -470,18 +478,19 @@ fn sums_of_codebooks_are_exact() {
                 &product(&pool, simd, w, Activations::Q8(&quantized)),
                 &expected,
             );
-            let two = matmul_few(simd, w, &quantized, rows);
+            let two = matmul_few(simd, w, &quantized, 0..2);
             assert_same(&format!("{dtype}, {simd}, two tokens"), &two, &expected[..2 * rows]);
         }
     }
 }
 
-/// The product with the first two rows of activations.
-fn matmul_few(simd: Simd, w: TensorView<'_>, x: &Q8Rows, rows: usize) -> Vec<f32> {
-    let mut out = vec![f32::NAN; 2 * rows];
+/// The product with rows `tokens` of activations.
+fn matmul_few(simd: Simd, w: TensorView<'_>, x: &Q8Rows, tokens: Range<usize>) -> Vec<f32> {
+    let (n, rows) = (tokens.len(), w.rows());
+    let mut out = vec![f32::NAN; n * rows];
     // SAFETY: the matrix borrowed here; one call.
-    let to = unsafe { OutRows::new(out.as_mut_ptr(), rows, 2, rows) };
-    matmul_rows(simd, w, 0..rows, Activations::Q8(x), Tokens::Range(0..2), to).unwrap();
+    let to = unsafe { OutRows::new(out.as_mut_ptr(), rows, n, rows) };
+    matmul_rows(simd, w, 0..rows, Activations::Q8(x), Tokens::Range(tokens), to).unwrap();
     out
 }
 

@@ -65,6 +65,8 @@ impl Format for Affine4 {
     type Shape = Biased;
     const BITS: u32 = 4;
     const BYTES: usize = 16;
+    const NIBBLES: Option<usize> = Some(0);
+    const NEIGHBOURS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {

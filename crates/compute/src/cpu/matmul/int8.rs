@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use super::{
     Job,
     batch::{self, MultiplyOne},
+    pairs::{self, Columns},
     tile::{FEW, NextRows, Product, Sums, TILE_COLS, TileRows, get, put, walk},
 };
 use crate::cpu::{
@@ -125,6 +126,15 @@ pub(super) trait Format: Copy {
     const SIGNS: bool = false;
     /// Codes of [`Format::group`] lack the biases of the tile, whole numbers.
     const SHIFTS: bool = false;
+    /// [`Format::raw`] and [`Format::expand`] are there.
+    const RAW: bool = false;
+    /// Blocks have 32 columns, whose codes are those of 16 bytes' low and then of their high nibbles, but for
+    /// [`Format::NEIGHBOURS`]: where these begin.
+    const NIBBLES: Option<usize> = None;
+    /// Low nibbles are codes of even columns and high ones of odd columns.
+    const NEIGHBOURS: bool = false;
+    /// [`Format::whole`] gives signed scales.
+    const SIGNED: bool = false;
 
     /// Decodes scales and biases of columns `col`..`col` + `n` of `rows`, `n` being a multiple of the block length
     /// and of 32 and at most [`TILE_COLS`].
@@ -139,6 +149,33 @@ pub(super) trait Format: Copy {
     /// # Safety
     /// The row's blocks up to the end of this group are readable at `p`; they are whole blocks.
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, ahead: &Ahead, group: usize) -> [I::U; 2];
+
+    /// Two vectors of a row's bytes from which [`Format::expand`] makes [`Format::group`], byte by byte.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, _p: *const u8, _group: usize) -> [I::U; 2] {
+        [isa.splat_u(0); 2]
+    }
+
+    /// Codes from [`Format::raw`].
+    #[inline(always)]
+    fn expand<I: Isa>(self, _isa: I, raw: [I::U; 2], _group: usize) -> [I::U; 2] {
+        raw
+    }
+
+    /// Codes of [`Format::NIBBLES`].
+    #[inline(always)]
+    fn of_nibbles<I: Isa>(_isa: I, nibbles: I::U) -> I::U {
+        nibbles
+    }
+
+    /// Scales and biases of the [`TILE_COLS`] columns from `col` on, if they are whole numbers.
+    #[inline(always)]
+    fn whole<I: Isa>(self, _isa: I, _rows: &TileRows<'_>, _col: usize) -> Option<Whole<I>> {
+        None
+    }
 
     /// What is wanted of the row's block of [`TILE_COLS`] columns at `p` before its groups.
     ///
@@ -172,6 +209,47 @@ pub(super) struct Ahead {
 
 impl Ahead {
     pub(super) const NOTHING: Self = Self { numbers: [[0; SUBS]; MOST_ENTRIES], bits: [0; SUBS] };
+}
+
+/// Scales and biases that are whole numbers of eight bits, and their factors; lanes are rows. Byte k of word i belongs to
+/// columns 32 · (4i + k).. or, if the format has scales for 16, half as many.
+#[derive(Clone, Copy)]
+pub(super) struct Whole<I: Isa> {
+    pub(super) scales: [I::U; 4],
+    pub(super) biases: [I::U; 4],
+    pub(super) factors: [I::F; 2],
+}
+
+impl<I: Isa> Whole<I> {
+    /// Writes them to `tile` as those of a format.
+    #[inline(always)]
+    pub(super) fn put<F: Format>(self, isa: I, _: F, tile: &mut Tile) {
+        let [scale, bias] = self.factors;
+        tile.set_factors(isa, scale, bias);
+        for i in 0..if F::Shape::HALVES { 4 } else { 2 } {
+            let scales =
+                if F::SIGNED { signed_bytes(isa, self.scales[i]) } else { isa.bytes(self.scales[i]) };
+            for (j, scale) in scales.into_iter().enumerate() {
+                tile.set_scale(isa, 4 * i + j, isa.to_f32(scale));
+            }
+            if F::Shape::BIAS {
+                for (j, bias) in isa.bytes(self.biases[i]).into_iter().enumerate() {
+                    tile.set_bias(isa, 4 * i + j, isa.to_f32(bias));
+                }
+            }
+        }
+    }
+}
+
+/// The four bytes of each lane, signed, the lowest first.
+#[inline(always)]
+fn signed_bytes<I: Isa>(isa: I, v: I::U) -> [I::U; 4] {
+    [
+        isa.sar::<24>(isa.shl::<24>(v)),
+        isa.sar::<24>(isa.shl::<16>(v)),
+        isa.sar::<24>(isa.shl::<8>(v)),
+        isa.sar::<24>(v),
+    ]
 }
 
 /// Decoded weights; lanes are rows.
@@ -395,6 +473,20 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
     ) -> bool {
         if !F::GROUPS || n != TILE_COLS {
             return false;
+        }
+        if (F::RAW || F::NIBBLES.is_some())
+            && let Some(pairs) = isa.pairs()
+        {
+            let format = self.format;
+            pairs::multiply(
+                isa,
+                pairs,
+                Columns { format, rows, x: self.x, col, next },
+                self.tile,
+                tokens,
+                sums,
+            );
+            return true;
         }
         isa.call(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile });
         let plane = rows.plane(0);

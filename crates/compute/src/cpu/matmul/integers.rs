@@ -101,6 +101,8 @@ impl<S: Shape, const BITS: usize> Format for Integers<S, BITS> {
     const BITS: u32 = BITS as u32;
     const BYTES: usize = 4 * BITS;
     const ZERO: i32 = if S::BIAS { 0 } else { middle(BITS) as i32 };
+    const NIBBLES: Option<usize> = if BITS == 4 { Some(0) } else { None };
+    const NEIGHBOURS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {

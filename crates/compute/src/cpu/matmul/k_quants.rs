@@ -1,7 +1,7 @@
 //! Decoders of ggml's k-quants; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Ahead, Format, HalvesBiased, HalvesCentred, SuperBiased, Tile},
+    int8::{Ahead, Format, HalvesBiased, HalvesCentred, SuperBiased, Tile, Whole},
     tile::{Block, TILE_COLS, TileRows},
 };
 use crate::cpu::simd::Isa;
@@ -10,27 +10,38 @@ use crate::cpu::simd::Isa;
 #[derive(Clone, Copy)]
 pub(super) struct Q2K;
 
+impl Q2K {
+    /// Scales and minima.
+    #[inline(always)]
+    fn four_bits<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Whole<I> {
+        let block = rows.plane(0).block::<84>(col / TILE_COLS * 84);
+        let d = block.words(isa, 68)[3];
+        let low = isa.splat_u(0x0f0f_0f0f);
+        let mut scales = block.words(isa, 0);
+        let mut biases = scales;
+        for i in 0..4 {
+            biases[i] = isa.and(isa.shr::<4>(scales[i]), low);
+            scales[i] = isa.and(scales[i], low);
+        }
+        Whole { scales, biases, factors: factors(isa, d) }
+    }
+}
+
 impl Format for Q2K {
     type Shape = HalvesBiased;
     const COLS: usize = TILE_COLS;
+    const RAW: bool = true;
     const BITS: u32 = 2;
     const BYTES: usize = 84;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
-        let block = rows.plane(0).block::<84>(col / TILE_COLS * 84);
-        let d = block.words(isa, 68)[3];
-        let dmin = isa.sub(isa.splat(0.0), isa.f16_to_f32(isa.shr::<16>(d)));
-        tile.set_factors(isa, isa.f16_to_f32(d), dmin);
-        let low = isa.splat_u(0x0f0f_0f0f);
-        for (i, word) in block.words(isa, 0).into_iter().enumerate() {
-            let scales = bytes(isa, isa.and(word, low));
-            let mins = bytes(isa, isa.and(isa.shr::<4>(word), low));
-            for j in 0..4 {
-                tile.set_scale(isa, 4 * i + j, scales[j]);
-                tile.set_bias(isa, 4 * i + j, mins[j]);
-            }
-        }
+        self.four_bits(isa, rows, col).put(isa, self, tile);
+    }
+
+    #[inline(always)]
+    fn whole<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Option<Whole<I>> {
+        Some(self.four_bits(isa, rows, col))
     }
 
     #[inline(always)]
@@ -49,9 +60,21 @@ impl Format for Q2K {
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
-        let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
+        // SAFETY: by the caller.
+        self.expand(isa, unsafe { self.raw(isa, p, group) }, group)
+    }
+
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (n, _) = rows_of_32(I::LANES, group);
         // SAFETY: 32 bytes of two-bit values, by the caller.
         let qs = unsafe { isa.load_parts(p.add(16 + 32 * n), p.add(16 + 32 * n)) };
+        [qs, isa.splat_u(0)]
+    }
+
+    #[inline(always)]
+    fn expand<I: Isa>(self, isa: I, [qs, _]: [I::U; 2], group: usize) -> [I::U; 2] {
+        let (_, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
         [two_bits(isa, qs, a, b), two_bits(isa, qs, c, d)]
     }
 }
@@ -60,31 +83,46 @@ impl Format for Q2K {
 #[derive(Clone, Copy)]
 pub(super) struct Q3K;
 
-impl Format for Q3K {
-    type Shape = HalvesCentred;
-    const COLS: usize = TILE_COLS;
-    const BITS: u32 = 3;
-    const BYTES: usize = 110;
-    const ZERO: i32 = 4;
-
+impl Q3K {
+    /// Scales.
     #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+    fn six_bits<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Whole<I> {
         let block = rows.plane(0).block::<110>(col / TILE_COLS * 110);
         let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 94)[3]));
-        tile.set_factors(isa, d, isa.splat(0.0));
         let [_, a, b, c] = block.words(isa, 92);
         let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
-        let scales = [
+        let mut scales = [
             isa.or(isa.and(a, low), isa.and(isa.shl::<4>(c), top)),
             isa.or(isa.and(b, low), isa.and(isa.shl::<2>(c), top)),
             isa.or(isa.and(isa.shr::<4>(a), low), isa.and(c, top)),
             isa.or(isa.and(isa.shr::<4>(b), low), isa.and(isa.shr::<2>(c), top)),
         ];
-        for (i, scales) in scales.into_iter().enumerate() {
-            for (j, sc) in bytes(isa, scales).into_iter().enumerate() {
-                tile.set_scale(isa, 4 * i + j, isa.sub(sc, isa.splat(32.0)));
-            }
+        for scales in &mut scales {
+            // 32 is subtracted from bytes, whose top bits keep them apart.
+            let (tops, offset) = (isa.splat_u(0x8080_8080), isa.splat_u(0x2020_2020));
+            *scales = isa.xor(isa.sub_u(isa.or(*scales, tops), offset), tops);
         }
+        Whole { scales, biases: [isa.splat_u(0); 4], factors: [d, isa.splat(0.0)] }
+    }
+}
+
+impl Format for Q3K {
+    type Shape = HalvesCentred;
+    const COLS: usize = TILE_COLS;
+    const RAW: bool = true;
+    const BITS: u32 = 3;
+    const BYTES: usize = 110;
+    const ZERO: i32 = 4;
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        self.six_bits(isa, rows, col).put(isa, self, tile);
+    }
+
+    #[inline(always)]
+    fn whole<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Option<Whole<I>> {
+        Some(self.six_bits(isa, rows, col))
     }
 
     #[inline(always)]
@@ -105,10 +143,20 @@ impl Format for Q3K {
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
-        let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
+        // SAFETY: by the caller.
+        self.expand(isa, unsafe { self.raw(isa, p, group) }, group)
+    }
+
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (n, _) = rows_of_32(I::LANES, group);
         // SAFETY: 32 bytes of two-bit values and 32 of third bits, by the caller.
-        let (qs, high) =
-            unsafe { (isa.load_parts(p.add(32 + 32 * n), p.add(32 + 32 * n)), isa.load_parts(p, p)) };
+        unsafe { [isa.load_parts(p.add(32 + 32 * n), p.add(32 + 32 * n)), isa.load_parts(p, p)] }
+    }
+
+    #[inline(always)]
+    fn expand<I: Isa>(self, isa: I, [qs, high]: [I::U; 2], group: usize) -> [I::U; 2] {
+        let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
         [
             isa.or(two_bits(isa, qs, a, b), third_bit(isa, high, n, a, b)),
             isa.or(two_bits(isa, qs, c, d), third_bit(isa, high, n, c, d)),
@@ -147,12 +195,18 @@ pub(super) struct Q4K;
 impl Format for Q4K {
     type Shape = SuperBiased;
     const COLS: usize = TILE_COLS;
+    const RAW: bool = true;
     const BITS: u32 = 4;
     const BYTES: usize = 144;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
-        scales_and_mins(isa, rows.plane(0).block::<144>(col / TILE_COLS * 144), tile);
+        scales_and_mins(isa, rows.plane(0).block::<144>(col / TILE_COLS * 144)).put(isa, self, tile);
+    }
+
+    #[inline(always)]
+    fn whole<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Option<Whole<I>> {
+        Some(scales_and_mins(isa, rows.plane(0).block::<144>(col / TILE_COLS * 144)))
     }
 
     #[inline(always)]
@@ -172,9 +226,20 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
-        let low = isa.splat_u(0x0f0f_0f0f);
+        // SAFETY: by the caller.
+        self.expand(isa, unsafe { self.raw(isa, p, group) }, group)
+    }
+
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // SAFETY: the 4 · LANES bytes of this group's nibbles, by the caller.
         let qs = unsafe { isa.load_u(p.add(16 + 4 * I::LANES * group).cast()) };
+        [qs, isa.splat_u(0)]
+    }
+
+    #[inline(always)]
+    fn expand<I: Isa>(self, isa: I, [qs, _]: [I::U; 2], _: usize) -> [I::U; 2] {
+        let low = isa.splat_u(0x0f0f_0f0f);
         [isa.and(qs, low), isa.and(isa.shr::<4>(qs), low)]
     }
 
@@ -191,12 +256,18 @@ pub(super) struct Q5K;
 impl Format for Q5K {
     type Shape = SuperBiased;
     const COLS: usize = TILE_COLS;
+    const RAW: bool = true;
     const BITS: u32 = 5;
     const BYTES: usize = 176;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
-        scales_and_mins(isa, rows.plane(0).block::<176>(col / TILE_COLS * 176), tile);
+        scales_and_mins(isa, rows.plane(0).block::<176>(col / TILE_COLS * 176)).put(isa, self, tile);
+    }
+
+    #[inline(always)]
+    fn whole<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Option<Whole<I>> {
+        Some(scales_and_mins(isa, rows.plane(0).block::<176>(col / TILE_COLS * 176)))
     }
 
     #[inline(always)]
@@ -223,12 +294,22 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
-        let (low, fifth) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x1010_1010));
+        // SAFETY: by the caller.
+        self.expand(isa, unsafe { self.raw(isa, p, group) }, group)
+    }
+
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // SAFETY: the 4 · LANES bytes of this group's nibbles and the 32 bytes of high bits, by the caller.
-        let (qs, high) = unsafe {
+        unsafe {
             let qs = isa.load_u(p.add(48 + 4 * I::LANES * group).cast());
-            (qs, isa.load_parts(p.add(16), p.add(16)))
-        };
+            [qs, isa.load_parts(p.add(16), p.add(16))]
+        }
+    }
+
+    #[inline(always)]
+    fn expand<I: Isa>(self, isa: I, [qs, high]: [I::U; 2], group: usize) -> [I::U; 2] {
+        let (low, fifth) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x1010_1010));
         let [[even, even_high], _] = Self::subs(I::LANES, group);
         let high = isa.shr_parts(high, even as u32, even_high as u32);
         [
@@ -247,30 +328,34 @@ impl Format for Q5K {
 #[derive(Clone, Copy)]
 pub(super) struct Q6K;
 
-impl Format for Q6K {
-    type Shape = HalvesCentred;
-    const COLS: usize = TILE_COLS;
-    const BITS: u32 = 6;
-    const BYTES: usize = 210;
-    const ZERO: i32 = 32;
-
+impl Q6K {
+    /// Scales.
     #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+    fn eight_bits<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Whole<I> {
         let block = rows.plane(0).block::<210>(col / TILE_COLS * 210);
         // The last 16 bytes: two scales' worth that is ignored, and d on top.
         let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 194)[3]));
-        tile.set_factors(isa, d, isa.splat(0.0));
-        for (i, sc) in block.words(isa, 192).into_iter().enumerate() {
-            let sc = [
-                isa.sar::<24>(isa.shl::<24>(sc)),
-                isa.sar::<24>(isa.shl::<16>(sc)),
-                isa.sar::<24>(isa.shl::<8>(sc)),
-                isa.sar::<24>(sc),
-            ];
-            for (j, sc) in sc.into_iter().enumerate() {
-                tile.set_scale(isa, 4 * i + j, isa.to_f32(sc));
-            }
-        }
+        Whole { scales: block.words(isa, 192), biases: [isa.splat_u(0); 4], factors: [d, isa.splat(0.0)] }
+    }
+}
+
+impl Format for Q6K {
+    type Shape = HalvesCentred;
+    const COLS: usize = TILE_COLS;
+    const RAW: bool = true;
+    const BITS: u32 = 6;
+    const BYTES: usize = 210;
+    const ZERO: i32 = 32;
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        self.eight_bits(isa, rows, col).put(isa, self, tile);
+    }
+
+    #[inline(always)]
+    fn whole<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize) -> Option<Whole<I>> {
+        Some(self.eight_bits(isa, rows, col))
     }
 
     #[inline(always)]
@@ -299,15 +384,25 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, _: &Ahead, group: usize) -> [I::U; 2] {
-        let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
+        // SAFETY: by the caller.
+        self.expand(isa, unsafe { self.raw(isa, p, group) }, group)
+    }
+
+    #[inline(always)]
+    unsafe fn raw<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
         // Half of the block and, with eight lanes, half of the half.
         let (n, i) = if I::LANES == 16 { (group, 0) } else { (group / 2, group % 2) };
         // SAFETY: 4 · LANES bytes of nibbles and 32 bytes of high bits, by the caller.
-        let (ql, high) = unsafe {
+        unsafe {
             let high = p.add(128 + 32 * n);
-            (isa.load_u(p.add(64 * n + 32 * i).cast()), isa.load_parts(high, high))
-        };
-        let shift = 2 * i as u32;
+            [isa.load_u(p.add(64 * n + 32 * i).cast()), isa.load_parts(high, high)]
+        }
+    }
+
+    #[inline(always)]
+    fn expand<I: Isa>(self, isa: I, [ql, high]: [I::U; 2], group: usize) -> [I::U; 2] {
+        let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
+        let shift = if I::LANES == 16 { 0 } else { 2 * (group % 2) as u32 };
         let first = isa.shl::<4>(isa.shr_parts(high, shift, 2));
         let second = isa.shr_parts(high, shift, 2);
         [
@@ -337,34 +432,25 @@ fn nibble_subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
     }
 }
 
-/// Decodes the 16-byte head d, dmin, s\[12\] of Q4_K and Q5_K blocks.
+/// The 16-byte head d, dmin, s\[12\] of Q4_K and Q5_K blocks.
 #[inline(always)]
-fn scales_and_mins<I: Isa, const LEN: usize>(isa: I, block: Block<'_, LEN>, tile: &mut Tile) {
+fn scales_and_mins<I: Isa, const LEN: usize>(isa: I, block: Block<'_, LEN>) -> Whole<I> {
     let [d, a, b, c] = block.words(isa, 0);
-    let dmin = isa.sub(isa.splat(0.0), isa.f16_to_f32(isa.shr::<16>(d)));
-    tile.set_factors(isa, isa.f16_to_f32(d), dmin);
-    let (six, low, top) = (isa.splat_u(0x3f3f_3f3f), isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
+    let (none, six) = (isa.splat_u(0), isa.splat_u(0x3f3f_3f3f));
+    let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
     // Four 6-bit values a word: of sub-blocks 0..4, then 4..8.
-    let scales = [isa.and(a, six), isa.or(isa.and(c, low), isa.and(isa.shr::<2>(a), top))];
-    let mins = [isa.and(b, six), isa.or(isa.and(isa.shr::<4>(c), low), isa.and(isa.shr::<2>(b), top))];
-    for i in 0..2 {
-        for (j, sc) in bytes(isa, scales[i]).into_iter().enumerate() {
-            tile.set_scale(isa, 4 * i + j, sc);
-        }
-        for (j, m) in bytes(isa, mins[i]).into_iter().enumerate() {
-            tile.set_bias(isa, 4 * i + j, m);
-        }
+    let scales = isa.or(isa.and(c, low), isa.and(isa.shr::<2>(a), top));
+    let biases = isa.or(isa.and(isa.shr::<4>(c), low), isa.and(isa.shr::<2>(b), top));
+    Whole {
+        scales: [isa.and(a, six), scales, none, none],
+        biases: [isa.and(b, six), biases, none, none],
+        factors: factors(isa, d),
     }
 }
 
-/// The four bytes of each lane as f32.
+/// d and −dmin, the f16 in the low and the high halves of lanes.
 #[inline(always)]
-fn bytes<I: Isa>(isa: I, v: I::U) -> [I::F; 4] {
-    let byte = isa.splat_u(0xff);
-    [
-        isa.to_f32(isa.and(v, byte)),
-        isa.to_f32(isa.and(isa.shr::<8>(v), byte)),
-        isa.to_f32(isa.and(isa.shr::<16>(v), byte)),
-        isa.to_f32(isa.shr::<24>(v)),
-    ]
+fn factors<I: Isa>(isa: I, d: I::U) -> [I::F; 2] {
+    let [d, dmin] = isa.f16_pairs_to_f32(d);
+    [d, isa.sub(isa.splat(0.0), dmin)]
 }

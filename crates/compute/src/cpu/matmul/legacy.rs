@@ -31,15 +31,18 @@ impl<S: Shape, const BITS: u32, const BYTES: usize> Format for Nibbles<S, BITS, 
     const BITS: u32 = BITS;
     const BYTES: usize = BYTES;
     const ZERO: i32 = if S::BIAS { 0 } else { 1 << (BITS - 1) };
+    const NIBBLES: Option<usize> = if BITS == 4 { Some(Self::CODES) } else { None };
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        if !S::BIAS {
+            return scales::<I, BYTES>(isa, rows, col, n, tile);
+        }
         for sub in 0..n / BLOCK {
             let word = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES).words(isa, 0)[0];
-            tile.set_scale(isa, sub, isa.f16_to_f32(word));
-            if S::BIAS {
-                tile.set_bias(isa, sub, isa.f16_to_f32(isa.shr::<16>(word)));
-            }
+            let [scale, bias] = isa.f16_pairs_to_f32(word);
+            tile.set_scale(isa, sub, scale);
+            tile.set_bias(isa, sub, bias);
         }
     }
 
@@ -182,8 +185,29 @@ pub(super) fn scales<I: Isa, const BYTES: usize>(
     n: usize,
     tile: &mut Tile,
 ) {
-    for sub in 0..n / BLOCK {
-        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
-        tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
+    for sub in (0..n / BLOCK).step_by(if BYTES == 18 { 2 } else { 1 }) {
+        let two = BYTES == 18 && sub + 1 < n / BLOCK;
+        let [word, next] = heads::<I, BYTES>(isa, rows, col / BLOCK + sub, two);
+        tile.set_scale(isa, sub, isa.f16_to_f32(word));
+        if two {
+            tile.set_scale(isa, sub + 1, isa.f16_to_f32(isa.shr::<16>(next)));
+        }
+    }
+}
+
+/// The words that block `block` of each row begins with and, if there are `two`, those 16 bytes further on, where the next
+/// block begins a little later.
+#[inline(always)]
+pub(super) fn heads<I: Isa, const BYTES: usize>(
+    isa: I,
+    rows: &TileRows<'_>,
+    block: usize,
+    two: bool,
+) -> [I::U; 2] {
+    const { assert!(2 * BYTES >= 32, "words within two blocks") }
+    if two {
+        rows.plane(0).block::<32>(block * BYTES).words_apart(isa)
+    } else {
+        [rows.plane(0).block::<BYTES>(block * BYTES).words(isa, 0)[0], isa.splat_u(0)]
     }
 }

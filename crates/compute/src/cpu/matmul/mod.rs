@@ -29,6 +29,7 @@ mod k_quants;
 mod legacy;
 mod mxfp4;
 mod non_linear;
+mod pairs;
 pub(crate) mod pieces;
 mod plain;
 mod tile;

@@ -3,6 +3,7 @@
 
 use super::{
     int8::{Ahead, Centred, Format, HalvesCentred, Tile},
+    legacy::heads,
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -18,13 +19,17 @@ impl Format for Mxfp4 {
     const BITS: u32 = 5;
     const BYTES: usize = 17;
     const ZERO: i32 = 16;
+    const NIBBLES: Option<usize> = Some(1);
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        for sub in 0..n / BLOCK {
-            let block = rows.plane(0).block::<17>((col / BLOCK + sub) * 17);
-            let scale = isa.and(block.words(isa, 0)[0], isa.splat_u(0xff));
-            tile.set_scale(isa, sub, half_scale(isa, scale));
+        let byte = isa.splat_u(0xff);
+        for sub in (0..n / BLOCK).step_by(2) {
+            let [word, next] = heads::<I, 17>(isa, rows, col / BLOCK + sub, sub + 1 < n / BLOCK);
+            tile.set_scale(isa, sub, half_scale(isa, isa.and(word, byte)));
+            if sub + 1 < n / BLOCK {
+                tile.set_scale(isa, sub + 1, half_scale(isa, isa.and(isa.shr::<8>(next), byte)));
+            }
         }
     }
 
@@ -55,6 +60,11 @@ impl Format for Mxfp4 {
         }
         out
     }
+
+    #[inline(always)]
+    fn of_nibbles<I: Isa>(isa: I, nibbles: I::U) -> I::U {
+        code(isa, nibbles)
+    }
 }
 
 /// Scales in a plane of their own.
@@ -66,6 +76,8 @@ impl Format for Mxfp4Planes {
     const BITS: u32 = 5;
     const BYTES: usize = 16;
     const ZERO: i32 = 16;
+    const NIBBLES: Option<usize> = Some(0);
+    const NEIGHBOURS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
@@ -105,6 +117,10 @@ impl Format for Mxfp4Planes {
         };
         // Not by a closure: `map` of an array would call it, and what it calls, one by one.
         [code(isa, first), code(isa, second)]
+    }
+    #[inline(always)]
+    fn of_nibbles<I: Isa>(isa: I, nibbles: I::U) -> I::U {
+        code(isa, nibbles)
     }
 }
 
@@ -170,13 +186,13 @@ fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
     isa.of_bits(isa.or(isa.or(value, is_last), sign))
 }
 
-/// 2^(s − 128) as the product of 2^(⌊s/2⌋ − 64) and 2^(⌈s/2⌉ − 64), which are normal for every s; of 255, all bits: NaN.
+/// 2^(s − 128); of 255, all bits: NaN.
 #[inline(always)]
 fn half_scale<I: Isa>(isa: I, s: I::U) -> I::F {
-    let power = |half: I::U| isa.of_bits(isa.shl::<23>(isa.add_u(half, isa.splat_u(63))));
-    let next = isa.add_u(s, isa.splat_u(1));
-    let scale = isa.mul(power(isa.shr::<1>(s)), power(isa.shr::<1>(next)));
-    let is_last = isa.sub_u(isa.splat_u(0), isa.shr::<8>(next));
+    // Twice as much, which of 0 is subnormal.
+    let twice = isa.max_i(isa.shl::<23>(s), isa.splat_u(1 << 22));
+    let scale = isa.mul(isa.of_bits(twice), isa.splat(0.5));
+    let is_last = isa.sub_u(isa.splat_u(0), isa.shr::<8>(isa.add_u(s, isa.splat_u(1))));
     isa.of_bits(isa.or(isa.bits(scale), is_last))
 }
 

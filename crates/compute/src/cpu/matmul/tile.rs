@@ -316,6 +316,10 @@ impl NextRows {
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         for plane in &mut self.planes {
+            // Most encodings have a single plane.
+            if plane.left == 0 {
+                continue;
+            }
             let n = plane.step.min(plane.left);
             let end = plane.at.wrapping_add(n);
             while plane.at < end {
@@ -421,6 +425,14 @@ impl<const LEN: usize> Block<'_, LEN> {
         assert!(at + 16 <= LEN, "words within the block");
         // SAFETY: lanes · stride + LEN bytes are there by construction.
         unsafe { isa.load_transposed(self.first.as_ptr().add(at), self.stride) }
+    }
+
+    /// The first words of the first and of the second 16 bytes of every row.
+    #[inline(always)]
+    pub(super) fn words_apart<I: Isa>(self, isa: I) -> [I::U; 2] {
+        assert!(32 <= LEN, "words within the block");
+        // SAFETY: as above.
+        unsafe { isa.load_words_apart(self.first.as_ptr(), self.stride) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Isa, Kernel};
+use super::{Isa, Kernel, Pairs};
 
 /// Proof of AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -73,6 +73,31 @@ fn bytes_where(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
 }
 
+/// The first half of `a` and the second of `b`, and the second of `a` and the first of `b`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
+    [_mm256_blend_epi32::<0b1111_0000>(a, b), _mm256_permute2x128_si256::<0x21>(a, b)]
+}
+
+/// What shuffles byte `low` of each 32-bit lane or, in the second half, `high` to the bytes where `to` is 0; others, where
+/// it is 0x80, become 0.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn byte_of_lanes(low: usize, high: usize, to: u32) -> __m256i {
+    let of = |lane: u32, byte: usize| (to + 0x0101_0101 * (4 * lane + byte as u32)) as i32;
+    _mm256_setr_epi32(
+        of(0, low),
+        of(1, low),
+        of(2, low),
+        of(3, low),
+        of(0, high),
+        of(1, high),
+        of(2, high),
+        of(3, high),
+    )
+}
+
 impl Isa for Avx2 {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -85,6 +110,12 @@ impl Isa for Avx2 {
 
     type U = __m256i;
     type F = __m256;
+    type Pairs = Self;
+
+    #[inline(always)]
+    fn pairs(self) -> Option<Self> {
+        Some(self)
+    }
 
     #[inline(always)]
     fn splat_u(self, v: u32) -> Self::U {
@@ -147,6 +178,17 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_words_apart(self, p: *const u8, stride: usize) -> [Self::U; 2] {
+        proven!({
+            let row = |r: usize| _mm256_loadu_si256(p.add(r * stride).cast());
+            let (a, b) = (_mm256_unpacklo_epi32(row(0), row(1)), _mm256_unpacklo_epi32(row(2), row(3)));
+            let (c, d) = (_mm256_unpacklo_epi32(row(4), row(5)), _mm256_unpacklo_epi32(row(6), row(7)));
+            let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpacklo_epi64(c, d));
+            [_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high)]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
         proven!({
             let (a, b) = (_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(32).cast()));
@@ -206,6 +248,16 @@ impl Isa for Avx2 {
         // Not by `map`, which would be called, and what it calls.
         let [a, b, c, d, ..] = words;
         proven!(_mm256_set_epi64x(d as i64, c as i64, b as i64, a as i64))
+    }
+
+    #[inline(always)]
+    fn bytes(self, a: Self::U) -> [Self::U; 4] {
+        proven!([
+            _mm256_shuffle_epi8(a, byte_of_lanes(0, 0, 0x8080_8000)),
+            _mm256_shuffle_epi8(a, byte_of_lanes(1, 1, 0x8080_8000)),
+            _mm256_shuffle_epi8(a, byte_of_lanes(2, 2, 0x8080_8000)),
+            _mm256_shuffle_epi8(a, byte_of_lanes(3, 3, 0x8080_8000)),
+        ])
     }
 
     #[inline(always)]
@@ -446,5 +498,96 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn reduce_add(self, a: Self::F) -> f32 {
         proven!(reduce_add(a))
+    }
+}
+
+impl Pairs<__m256i> for Avx2 {
+    #[inline(always)]
+    unsafe fn load_halves(self, low: *const u8, high: *const u8) -> __m256i {
+        proven!(_mm256_loadu2_m128i(high.cast(), low.cast()))
+    }
+
+    #[inline(always)]
+    fn multiply(self, w: __m256i, x: __m256i) -> __m256i {
+        proven!(_mm256_maddubs_epi16(w, x))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!(_mm256_add_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!(_mm256_sub_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn dot(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!(_mm256_madd_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn pack(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!(_mm256_packs_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn mix(self, a: __m256i, b: __m256i) -> [__m256i; 2] {
+        // Of these two only one needs the ports that shuffles have.
+        proven!([_mm256_blend_epi32::<0b1100_1100>(a, b), _mm256_alignr_epi8::<8>(b, a)])
+    }
+
+    #[inline(always)]
+    fn swap(self, a: __m256i) -> __m256i {
+        proven!(_mm256_shuffle_epi32::<0b01_00_11_10>(a))
+    }
+
+    #[inline(always)]
+    fn add_halves(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!({
+            let [straight, crossed] = halves(a, b);
+            _mm256_add_epi16(straight, crossed)
+        })
+    }
+
+    #[inline(always)]
+    fn add_halves_of_32(self, a: __m256i, b: __m256i) -> __m256i {
+        proven!({
+            let [straight, crossed] = halves(a, b);
+            _mm256_add_epi32(straight, crossed)
+        })
+    }
+
+    #[inline(always)]
+    fn regroup(self, a: __m256i, b: __m256i) -> [__m256i; 2] {
+        proven!([_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)])
+    }
+
+    #[inline(always)]
+    fn even_and_odd(self, a: __m256i, b: __m256i) -> [__m256i; 2] {
+        proven!({
+            let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15,
+            ));
+            let (a, b) = (_mm256_shuffle_epi8(a, order), _mm256_shuffle_epi8(b, order));
+            // Of each quarter those of `a`, then those of `b`.
+            let (even, odd) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+            [_mm256_permute4x64_epi64::<0b11_01_10_00>(even), _mm256_permute4x64_epi64::<0b11_01_10_00>(odd)]
+        })
+    }
+
+    #[inline(always)]
+    fn repeat_halves(self, a: __m256i) -> [__m256i; 2] {
+        proven!([_mm256_permute4x64_epi64::<0b01_00_01_00>(a), _mm256_permute4x64_epi64::<0b11_10_11_10>(a)])
+    }
+
+    #[inline(always)]
+    fn spread<const SIGNED: bool>(self, a: __m256i, low: usize, high: usize) -> __m256i {
+        proven!(if SIGNED {
+            _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(a, byte_of_lanes(low, high, 0x0080_0080)))
+        } else {
+            _mm256_shuffle_epi8(a, byte_of_lanes(low, high, 0x8000_8000))
+        })
     }
 }

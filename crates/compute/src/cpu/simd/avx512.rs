@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Isa, Kernel, avx2};
+use super::{Isa, Kernel, NoPairs, avx2};
 
 /// Proof of the features of [`super::SimdLevel::Avx512`].
 #[derive(Clone, Copy)]
@@ -106,6 +106,7 @@ impl Isa for Avx512 {
 
     type U = __m512i;
     type F = __m512;
+    type Pairs = NoPairs;
 
     #[inline(always)]
     fn splat_u(self, v: u32) -> Self::U {

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Isa, Kernel};
+use super::{Isa, Kernel, NoPairs};
 
 /// Proof of NEON and the dot product instructions.
 #[derive(Clone, Copy)]
@@ -78,6 +78,7 @@ impl Isa for Neon {
 
     type U = [uint32x4_t; 2];
     type F = [float32x4_t; 2];
+    type Pairs = NoPairs;
 
     #[inline(always)]
     fn splat_u(self, v: u32) -> Self::U {

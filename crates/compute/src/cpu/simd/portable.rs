@@ -1,7 +1,7 @@
 //! [`Isa`] as loops over arrays that the compiler turns into whatever vectors the target has.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of lanes")]
 
-use super::{Isa, Kernel};
+use super::{Isa, Kernel, NoPairs};
 use crate::quant::fp8::VALUES;
 
 const LANES: usize = 8;
@@ -55,6 +55,7 @@ impl Isa for Portable {
 
     type U = [u32; LANES];
     type F = [f32; LANES];
+    type Pairs = NoPairs;
 
     #[inline(always)]
     fn splat_u(self, v: u32) -> Self::U {
