@@ -564,40 +564,64 @@ impl<F: Format> Kernel for DotRows<'_, F> {
                     ahead[i] = unsafe { self.format.ahead(isa, first.add(i * self.stride)) };
                 }
             }
-            for group in 0..n_groups {
-                self.next.advance();
-                let subs = F::subs(I::LANES, group);
-                let mut dots = [[zero; 4]; 2];
-                for i in 0..4 {
+            macro_rules! group {
+                ($group:expr) => {
+                    self.next.advance();
+                    let (group, rows, format) = ($group, (first, self.stride), self.format);
+                    let columns = (x[group], start[group]);
                     // SAFETY: as above.
-                    let codes =
-                        unsafe { self.format.group(isa, first.add(i * self.stride), &ahead[i], group) };
+                    let sums = unsafe { sums_of_four(isa, format, rows, &ahead, group, columns) };
                     for v in 0..2 {
-                        let x = x[group][v];
-                        dots[v][i] = if const { F::SIGNS } {
-                            let [low, high] = subs[v];
-                            isa.dot(
-                                zero,
-                                codes[v],
-                                isa.negate_where(x, ahead[i].bits[low], ahead[i].bits[high]),
-                            )
-                        } else {
-                            dot::<I, F::Shape>(isa, start[group][v], codes[v], x)
-                        };
+                        let to = &mut self.lanes.0[2 * group + v][quad];
+                        // SAFETY: LANES ≤ MAX_LANES.
+                        unsafe { isa.store_u(to.as_mut_ptr(), sums[v]) };
                     }
-                }
-                for v in 0..2 {
-                    let sums = if const { F::BITS <= 6 } {
-                        isa.sum_rows_of_16_bits(dots[v])
-                    } else {
-                        isa.sum_rows(dots[v])
-                    };
-                    let to = &mut self.lanes.0[2 * group + v][quad];
-                    // SAFETY: LANES ≤ MAX_LANES.
-                    unsafe { isa.store_u(to.as_mut_ptr(), sums) };
-                }
+                };
+            }
+            // Unrolled: shifts and places in memory are known.
+            group!(0);
+            group!(1);
+            if n_groups > 2 {
+                group!(2);
+                group!(3);
             }
         }
+    }
+}
+
+/// Sums of the two vectors of group `group` of four rows, the blocks of the first of which begin at `first`, times those of
+/// `x`.
+///
+/// # Safety
+/// All rows have this group.
+#[inline(always)]
+unsafe fn sums_of_four<I: Isa, F: Format>(
+    isa: I,
+    format: F,
+    (first, stride): (*const u8, usize),
+    ahead: &[Ahead; 4],
+    group: usize,
+    (x, start): ([I::U; 2], [I::U; 2]),
+) -> [I::U; 2] {
+    let zero = isa.splat_u(0);
+    let subs = F::subs(I::LANES, group);
+    let mut dots = [[zero; 4]; 2];
+    for i in 0..4 {
+        // SAFETY: by the caller.
+        let codes = unsafe { format.group(isa, first.add(i * stride), &ahead[i], group) };
+        for v in 0..2 {
+            dots[v][i] = if const { F::SIGNS } {
+                let [low, high] = subs[v];
+                isa.dot(zero, codes[v], isa.negate_where(x[v], ahead[i].bits[low], ahead[i].bits[high]))
+            } else {
+                dot::<I, F::Shape>(isa, start[v], codes[v], x[v])
+            };
+        }
+    }
+    if const { F::BITS <= 6 } {
+        [isa.sum_rows_of_16_bits(dots[0]), isa.sum_rows_of_16_bits(dots[1])]
+    } else {
+        [isa.sum_rows(dots[0]), isa.sum_rows(dots[1])]
     }
 }
 
