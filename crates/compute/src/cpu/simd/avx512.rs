@@ -169,6 +169,25 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_words_apart(self, p: *const u8, stride: usize) -> [Self::U; 2] {
+        proven!({
+            // Rows r and r + 8 in the halves.
+            let rows = |r: usize| {
+                let low = _mm256_loadu_si256(p.add(r * stride).cast());
+                let high = _mm256_loadu_si256(p.add((r + 8) * stride).cast());
+                _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+            };
+            let (a, b) = (_mm512_unpacklo_epi32(rows(0), rows(1)), _mm512_unpacklo_epi32(rows(2), rows(3)));
+            let (c, d) = (_mm512_unpacklo_epi32(rows(4), rows(5)), _mm512_unpacklo_epi32(rows(6), rows(7)));
+            // First and second words of rows 0..4 and 8..12, and of rows 4..8 and 12..16, a quarter each.
+            let (low, high) = (_mm512_unpacklo_epi64(a, b), _mm512_unpacklo_epi64(c, d));
+            let first = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+            let second = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+            [_mm512_permutex2var_epi64(low, first, high), _mm512_permutex2var_epi64(low, second, high)]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(self, p: *const u8) -> [Self::U; 2] {
         proven!({
             let (a, b) = (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast()));
