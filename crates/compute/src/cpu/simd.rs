@@ -476,6 +476,8 @@ pub(crate) trait Isa: Copy {
 
 /// Operations on vectors of sixteen 16-bit lanes. A half has eight of them, or two words of eight bytes.
 pub(crate) trait Pairs<U>: Copy {
+    /// The bytes of all words, the lowest of each first.
+    fn of_words(self, words: [[u32; 2]; 4]) -> U;
     /// Sixteen bytes from `low`, then as many from `high`.
     ///
     /// # Safety
@@ -514,6 +516,9 @@ pub(crate) trait Pairs<U>: Copy {
 pub(crate) enum NoPairs {}
 
 impl<U> Pairs<U> for NoPairs {
+    fn of_words(self, _: [[u32; 2]; 4]) -> U {
+        match self {}
+    }
     unsafe fn load_halves(self, _: *const u8, _: *const u8) -> U {
         match self {}
     }

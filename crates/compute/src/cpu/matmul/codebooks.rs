@@ -15,7 +15,7 @@ use super::{
 use crate::{
     cpu::{
         activations::BLOCK,
-        simd::{Isa, MAX_LANES},
+        simd::{Isa, MAX_LANES, Pairs},
     },
     quant::codebook,
 };
@@ -87,7 +87,28 @@ pub(super) trait Codebook: Copy {
     ///
     /// # Safety
     /// The block is readable, and `ahead` is what [`Codebook::ahead`] has found.
-    unsafe fn values<I: Isa>(isa: I, p: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4];
+    #[inline(always)]
+    unsafe fn values<I: Isa>(isa: I, p: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
+        let mut values = [0; 4];
+        for (i, values) in values.iter_mut().enumerate() {
+            // SAFETY: by the caller.
+            let [first, second] = unsafe { Self::two(isa, p, ahead, sub, i) };
+            *values = u64::from(first) | u64::from(second) << 32;
+        }
+        values
+    }
+
+    /// Entries have four values: [`Codebook::two`] is there instead of [`Codebook::values`].
+    const FOURS: bool = false;
+
+    /// Word `i` of [`Codebook::values`] as two of four values.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn two<I: Isa>(_isa: I, _p: *const u8, _ahead: &Ahead, _sub: usize, _i: usize) -> [u32; 2] {
+        [0; 2]
+    }
 
     /// Codes from the values of a codebook and bits for each: of magnitudes and signs.
     #[inline(always)]
@@ -104,6 +125,16 @@ pub(super) trait Codebook: Copy {
 #[inline(always)]
 unsafe fn values<I: Isa, B: Codebook>(isa: I, p: *const u8, ahead: &Ahead, i: usize) -> I::U {
     let parts = I::LANES / 8;
+    if B::FOURS
+        && let Some(pairs) = isa.pairs()
+    {
+        let mut words = [[0; 2]; 4];
+        for (k, words) in words.iter_mut().enumerate() {
+            // SAFETY: by the caller.
+            *words = unsafe { B::two(isa, p, ahead, i, k) };
+        }
+        return pairs.of_words(words);
+    }
     let mut words = [0; MAX_LANES / 2];
     for part in 0..parts {
         // SAFETY: by the caller.
@@ -438,6 +469,7 @@ impl Codebook for Iq3Xxs {
     const BYTES: usize = 98;
     const ZERO: i32 = 128;
     const SIGNS: bool = true;
+    const FOURS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -451,20 +483,13 @@ impl Codebook for Iq3Xxs {
     }
 
     #[inline(always)]
-    unsafe fn values<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize) -> [u64; 4] {
-        let mut values = [0; 4];
-        for (i, values) in values.iter_mut().enumerate() {
-            // SAFETY: by the caller; there are 256 entries.
-            let (first, second) = unsafe {
-                let numbers = p.add(2 + 8 * sub + 2 * i);
-                (
-                    entry(isa, &IQ3_XXS, usize::from(*numbers)),
-                    entry(isa, &IQ3_XXS, usize::from(*numbers.add(1))),
-                )
-            };
-            *values = u64::from(first) | u64::from(second) << 32;
+    unsafe fn two<I: Isa>(isa: I, p: *const u8, _: &Ahead, sub: usize, i: usize) -> [u32; 2] {
+        // SAFETY: by the caller; there are 256 entries.
+        unsafe {
+            let numbers = p.add(2 + 8 * sub + 2 * i);
+            let (first, second) = (usize::from(*numbers), usize::from(*numbers.add(1)));
+            [entry(isa, &IQ3_XXS, first), entry(isa, &IQ3_XXS, second)]
         }
-        values
     }
 
     #[inline(always)]
@@ -485,6 +510,7 @@ impl Codebook for Iq3S {
     const BYTES: usize = 110;
     const ZERO: i32 = 16;
     const SIGNS: bool = true;
+    const FOURS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(isa: I, rows: &TileRows<'_>, col: usize, tile: &mut Tile) {
@@ -495,16 +521,10 @@ impl Codebook for Iq3S {
     }
 
     #[inline(always)]
-    unsafe fn values<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize) -> [u64; 4] {
-        let mut values = [0; 4];
-        for (i, values) in values.iter_mut().enumerate() {
-            let (first, second) =
-                (ahead.numbers[2 * i][sub] as usize, ahead.numbers[2 * i + 1][sub] as usize);
-            // SAFETY: there are 512 entries, and numbers have nine bits.
-            let (first, second) = unsafe { (entry(isa, &IQ3_S, first), entry(isa, &IQ3_S, second)) };
-            *values = u64::from(first) | u64::from(second) << 32;
-        }
-        values
+    unsafe fn two<I: Isa>(isa: I, _: *const u8, ahead: &Ahead, sub: usize, i: usize) -> [u32; 2] {
+        let (first, second) = (ahead.numbers[2 * i][sub] as usize, ahead.numbers[2 * i + 1][sub] as usize);
+        // SAFETY: there are 512 entries, and numbers have nine bits.
+        unsafe { [entry(isa, &IQ3_S, first), entry(isa, &IQ3_S, second)] }
     }
 
     #[inline(always)]

@@ -503,6 +503,16 @@ impl Isa for Avx2 {
 
 impl Pairs<__m256i> for Avx2 {
     #[inline(always)]
+    fn of_words(self, [[a, b], [c, d], [e, f], [g, h]]: [[u32; 2]; 4]) -> __m256i {
+        // Each is loaded where it is put.
+        proven!({
+            let low = _mm_setr_epi32(a as i32, b as i32, c as i32, d as i32);
+            let high = _mm_setr_epi32(e as i32, f as i32, g as i32, h as i32);
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(self, low: *const u8, high: *const u8) -> __m256i {
         proven!(_mm256_loadu2_m128i(high.cast(), low.cast()))
     }
