@@ -121,10 +121,11 @@ fn few_rows_that_share_large_experts_have_the_bits_of_single_rows() {
         [(Q4_K, 256), (Q5_K, 768), (Q6_K, 768), (Q8_0, 256), (Q8_0, 640), (Q4_K, 1280), (Q5_K, 1024)];
     let of = |count, top_k, dtype, inner| large_moe_case_of(count, top_k, [Q4_K, Q4_K, dtype], [1536, inner]);
     // Of the last ones a multiprocessor has one group.
-    let wide = [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].map(|(dtype, inner)| of(12, 8, dtype, inner));
+    let wide =
+        [(Q4_K, 1536), (Q6_K, 1536), (Q6_K, 1792)].into_iter().map(|(dtype, inner)| of(12, 8, dtype, inner));
     // More experts than a warp chooses among: they are known before.
-    let known = [of(130, 3, Q6_K, 256)];
-    let low = [Q2_K, Q3_K, IQ4_XS].map(|dtype| of(6, 2, dtype, 768));
+    let known = [130].into_iter().map(|count| of(count, 3, Q6_K, 256));
+    let low = [Q2_K, Q3_K, IQ4_XS].into_iter().map(|dtype| of(6, 2, dtype, 768));
     // In planes: rows of as many pieces as lanes that share one have, of fewer and of more.
     let int = |bits, group, zeros| DType::Int { bits, group, scale: Half::F16, zeros };
     let affine = |bits| affine(bits, 64, Half::BF16);
@@ -138,7 +139,7 @@ fn few_rows_that_share_large_experts_have_the_bits_of_single_rows() {
         (affine(8), 512),
         (nvfp4, 768),
     ];
-    let in_planes = in_planes.map(|(dtype, inner)| of(12, 8, dtype, inner));
+    let in_planes = in_planes.into_iter().map(|(dtype, inner)| of(12, 8, dtype, inner));
     let experts = experts.into_iter().map(|(dtype, inner)| of(6, 2, dtype, inner));
     let experts = experts.chain(wide).chain(known).chain(low).chain(in_planes);
     // Gates of as many pieces as a warp has lanes, and of fewer.
@@ -160,7 +161,8 @@ fn few_rows_that_share_large_experts_have_the_bits_of_single_rows() {
         (affine(4), 3072),
         (nvfp4, 1536),
     ];
-    let gates = gates.map(|(dtype, hidden)| large_moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96]));
+    let gates =
+        gates.into_iter().map(|(dtype, hidden)| large_moe_case_of(6, 2, [dtype, dtype, Q8_0], [hidden, 96]));
     few_rows_have_the_bits_of_single_rows(experts.chain(gates));
 }
 

@@ -2,6 +2,7 @@
 
 use super::case::{Case, Recorder};
 use crate::support::random::Random;
+use crate::support::weights::blank;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS};
 use moeflux_compute::graph::{
     GraphBuilder, LatentAttention, LatentInputs, LatentWeights, MatrixSpec, Rope, RopeStyle,
@@ -67,6 +68,9 @@ fn case_of(mut r: Recorder, shape: LatentAttention, form: Form, inputs: LatentIn
 
 /// Weights of about 1/sqrt(cols).
 fn random_weight(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Tensor {
+    if let Some(blank) = blank(dtype, rows, cols) {
+        return blank;
+    }
     if let DType::Fp8 { .. } = dtype {
         let codes: Vec<u8> = (0..rows * cols).map(|_| (random.uniform() * 120.0) as u8).collect();
         let signed = codes.iter().map(|c| c | if random.uniform() < 0.5 { 128 } else { 0 });

@@ -11,6 +11,7 @@ impl Random {
         Self(seed)
     }
 
+    #[inline(always)]
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -20,6 +21,7 @@ impl Random {
     }
 
     /// In 0..1.
+    #[inline(always)]
     pub(crate) fn uniform(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
@@ -30,13 +32,22 @@ impl Random {
     }
 
     /// A value that looks normal: the sum of twelve uniform ones, variance 1.
+    #[inline(always)]
     pub(crate) fn normal(&mut self) -> f32 {
-        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+        // Written out: weights are millions of values, and tests are compiled with few optimisations.
+        let (mut sum, mut left) = (0.0, 12);
+        while left > 0 {
+            sum += self.uniform();
+            left -= 1;
+        }
+        sum - 6.0
     }
 
     /// `n` of them.
     pub(crate) fn normals(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.normal()).collect()
+        let mut values = vec![0.0; n];
+        values.iter_mut().for_each(|value| *value = self.normal());
+        values
     }
 
     /// A weight of random codes with scales (and minima or biases) of either sign below 0.1.

@@ -1,5 +1,7 @@
 //! Every encoding, and random weights in each.
 
+use std::cell::Cell;
+
 use half::{bf16, f16};
 use moeflux_compute::{BlockScale, Bytes, DType, Error, Half, MatrixScale, Tensor, Zeros, quant};
 
@@ -49,8 +51,28 @@ pub(crate) fn codebooks() -> [DType; 7] {
     [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S]
 }
 
+thread_local!(static BLANK: Cell<bool> = const { Cell::new(false) });
+
+/// What `make` gives where weights are all zeros, for who asks what operations there are: random values take long.
+pub(crate) fn with_blank_weights<T>(make: impl FnOnce() -> T) -> T {
+    BLANK.set(true);
+    let made = make();
+    BLANK.set(false);
+    made
+}
+
+/// A matrix of zeros where weights are to be so.
+pub(crate) fn blank(dtype: DType, rows: usize, cols: usize) -> Option<Tensor> {
+    let plane = |plane| Bytes::new(vec![0; dtype.plane_bytes(plane, rows, cols).expect("whole blocks")]);
+    let planes = || (0..dtype.planes()).map(plane).collect();
+    BLANK.get().then(|| Tensor::new(dtype, rows, cols, planes()).expect("planes of the right size"))
+}
+
 /// A matrix of about normal values: quantised where there is a quantiser, random valid blocks of like size otherwise.
 pub(crate) fn weight(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Tensor {
+    if let Some(blank) = blank(dtype, rows, cols) {
+        return blank;
+    }
     let values: Vec<f32> = random.normals(rows * cols);
     let planes = match quant::quantize(dtype, &values, cols) {
         Ok(planes) => planes,
