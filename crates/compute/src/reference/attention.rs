@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::linear::dots;
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, seen};
 use crate::Result;
 use crate::backend::{Batch, PAGE_TOKENS, Span};
@@ -49,20 +50,22 @@ pub(super) fn softmax(scores: &[f32]) -> Vec<f64> {
 fn latent_weights(
     shape: &LatentAttention,
     weights: LatentWeights,
-    view: impl Fn(WeightId) -> Result<Vec<Vec<f32>>>,
+    row: impl Fn(WeightId, usize) -> Result<Vec<f32>>,
     head: usize,
-) -> Result<[Vec<Vec<f32>>; 2]> {
+) -> Result<[Matrix; 2]> {
     let LatentAttention { nope, rank, value, .. } = *shape;
+    // Those rows of the head, of a weight that has `each` a head.
+    let rows = |id: WeightId, each: usize, own: Range<usize>| -> Result<Matrix> {
+        own.map(|r| row(id, head * each + r)).collect()
+    };
     Ok(match weights {
         LatentWeights::Joint(id) => {
-            let rows = view(id)?;
-            let both = &rows[head * (nope + value)..(head + 1) * (nope + value)];
-            [both[..nope].to_vec(), both[nope..].to_vec()]
+            [rows(id, nope + value, 0..nope)?, rows(id, nope + value, nope..nope + value)?]
         }
         LatentWeights::Split { k, v } => {
-            let transposed = &view(k)?[head * rank..(head + 1) * rank];
+            let transposed = rows(k, rank, 0..rank)?;
             let k = (0..nope).map(|n| transposed.iter().map(|row| row[n]).collect()).collect();
-            [k, view(v)?[head * value..(head + 1) * value].to_vec()]
+            [k, rows(v, value, 0..value)?]
         }
     })
 }
@@ -188,22 +191,26 @@ impl Interpreter {
             }
         }
         for head in 0..heads {
-            let view = |id: WeightId| {
+            let row = |id: WeightId, row: usize| {
                 let view = self.weights[id.0].view();
-                let row = |r| {
-                    let mut row = vec![0.0; view.cols()];
-                    dequantize_row(view, r, &mut row).map(|()| row)
-                };
-                (0..view.rows()).map(row).collect()
+                let mut values = vec![0.0; view.cols()];
+                dequantize_row(view, row, &mut values).map(|()| values)
             };
-            let [w_k, w_v] = latent_weights(&shape, weights, view, head)?;
+            let [w_k, w_v] = latent_weights(&shape, weights, row, head)?;
             for span in spans {
                 let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
-                let times = |w: &Matrix, c: &[f32]| w.iter().map(|row| dot(row, c)).collect::<Vec<f32>>();
                 let cached = (0..span.start + span.rows.len()).map(|p| &self.latents[&key(p)]);
-                let (keys, values): (Matrix, Matrix) = cached
-                    .map(|(c, k_rope)| ([times(&w_k, c), k_rope.clone()].concat(), times(&w_v, c)))
-                    .unzip();
+                let (c, k_rope): (Vec<&[f32]>, Vec<&[f32]>) =
+                    cached.map(|(c, k_rope)| (c.as_slice(), k_rope.as_slice())).unzip();
+                let times = |w: &Matrix| {
+                    let mut all = vec![vec![]; c.len()];
+                    for row in w {
+                        dots(row, &c, |of, value| all[of].push(value));
+                    }
+                    all
+                };
+                let (mut keys, values) = (times(&w_k), times(&w_v));
+                keys.iter_mut().zip(k_rope).for_each(|(key, k_rope)| key.extend(k_rope));
                 let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
                 let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
                 for (i, row) in span.rows.clone().enumerate() {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::attention::softmax;
+use super::linear::by_adapter;
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, activate, linear, sigmoid, softplus};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{Activation, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, Weighted};
@@ -86,7 +87,7 @@ fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Ve
     order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
 }
 
-/// One expert on one row of activations; `biases` are its own of gate, up and down.
+/// One expert on rows of activations; `biases` are its own of gate, up and down.
 ///
 /// # Errors
 /// If a weight's dtype has no dequantiser.
@@ -94,25 +95,27 @@ pub fn expert(
     weights: &ExpertView<'_>,
     activation: Activation,
     biases: Option<[&[f32]; 3]>,
-    x: &[f32],
-    out: &mut [f32],
-) -> Result<()> {
-    let project = |weight: TensorView<'_>, which: usize, x: &[f32], out: &mut [f32]| {
-        linear(weight, x, out)?;
-        let bias = biases.iter().flat_map(|b| b[which]);
-        out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
-        Ok(())
+    x: &[&[f32]],
+) -> Result<Vec<Vec<f32>>> {
+    let project = |weight: TensorView<'_>, which: usize, x: &[&[f32]]| -> Result<Matrix> {
+        let mut all = linear(weight, x)?;
+        for out in &mut all {
+            let bias = biases.iter().flat_map(|b| b[which]);
+            out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        }
+        Ok(all)
     };
-    let mut gate = vec![0.0; weights.up.rows()];
-    let mut up = vec![0.0; weights.up.rows()];
-    if let Some(weight) = weights.gate {
-        project(weight, 0, x, &mut gate)?;
+    let mut gates = match weights.gate {
+        Some(weight) => project(weight, 0, x)?,
+        None => vec![vec![0.0; weights.up.rows()]; x.len()],
+    };
+    for (gate, up) in gates.iter_mut().zip(project(weights.up, 1, x)?) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            *g = activate(activation, *g, u);
+        }
     }
-    project(weights.up, 1, x, &mut up)?;
-    for (g, u) in gate.iter_mut().zip(&up) {
-        *g = activate(activation, *g, *u);
-    }
-    project(weights.down, 2, &gate, out)
+    let gates: Vec<&[f32]> = gates.iter().map(Vec::as_slice).collect();
+    project(weights.down, 2, &gates)
 }
 
 impl ReferenceOp for RouteOp {
@@ -184,15 +187,15 @@ impl Interpreter {
                 };
                 let own = biases.as_ref().map(|b| [0, 1, 2].map(|which| &b[which][own(which, b)]));
                 let weight =
-                    |chosen: &Vec<(u32, f32)>| chosen.iter().find(|c| c.0 == weights.id).map(|c| c.1);
-                for (row, weight) in chosen.iter().enumerate().filter_map(|(r, c)| Some((r, weight(c)?))) {
-                    let mut out = vec![0.0; weights.down.rows()];
-                    let mut x = x[row].clone();
-                    if mlp.weighted == Weighted::Input {
-                        x.iter_mut().for_each(|v| *v *= weight);
-                    }
-                    let adapter = adapters.and_then(|of_rows| of_rows[row]);
-                    let mut run = || {
+                    |row: usize| chosen[row].iter().find(|c| c.0 == weights.id).map(|chosen| chosen.1);
+                let rows = (0..chosen.len()).filter(|row| weight(*row).is_some());
+                for (adapter, rows) in by_adapter(rows, adapters) {
+                    let x = rows.iter().map(|row| {
+                        let factor = if mlp.weighted == Weighted::Input { weight(*row) } else { None };
+                        x[*row].iter().map(|v| factor.map_or(*v, |factor| v * factor)).collect()
+                    });
+                    let x: Matrix = x.collect();
+                    let run = || {
                         let adapted = |which: usize, weight: Option<TensorView<'_>>| match weight {
                             Some(weight) => {
                                 self.adapted_expert((weight, which, weights.id), &op.low_rank, adapter)
@@ -207,12 +210,13 @@ impl Interpreter {
                             up: up.as_ref().map_or(weights.up, Tensor::view),
                             down: down.as_ref().map_or(weights.down, Tensor::view),
                         };
-                        expert(&weights, mlp.activation, own, &x, &mut out)
+                        let x: Vec<&[f32]> = x.iter().map(Vec::as_slice).collect();
+                        expert(&weights, mlp.activation, own, &x)
                     };
-                    if let Err(error) = run() {
-                        failed = Err(error);
+                    match run() {
+                        Ok(out) => parts.extend(rows.iter().map(|row| (*row, weights.id)).zip(out)),
+                        Err(error) => failed = Err(error),
                     }
-                    parts.insert((row, weights.id), out);
                 }
             }
         })?;
