@@ -162,6 +162,10 @@ mod emulator {
         let mut common = Compilers::new("c++17", |build| {
             build.define("MOEFLUX_EMULATOR", None).include(KERNELS);
         });
+        // What every access and every switch of threads goes through.
+        let mut machine = common.sound.clone();
+        machine.opt_level(2);
+        machine.files(["runtime", "copies"].map(|file| format!("{KERNELS}/emulator/{file}.cpp")));
         // The text that Metal gets, in the C++ that it is, with every access to memory reported.
         let mut metal = Compilers::new("c++14", |build| {
             build
@@ -218,8 +222,7 @@ mod emulator {
         write_if_changed(&path, &table);
         let mut build = common.sound;
         build.file(&path);
-        build.files(["runtime", "copies"].map(|file| format!("{KERNELS}/emulator/{file}.cpp")));
-        for others in [common.faulty, metal.sound, metal.faulty, cuda.sound, cuda.faulty] {
+        for others in [machine, common.faulty, metal.sound, metal.faulty, cuda.sound, cuda.faulty] {
             for object in others.compile_intermediates() {
                 build.object(object);
             }
