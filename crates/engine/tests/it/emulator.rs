@@ -260,7 +260,9 @@ fn nobody_can_tell_who_computed_an_expert_of_any_encoding() {
 fn what_is_foreseen_changes_speed_alone() {
     let fixture = Fixture::named("gguf/mixtral_q8_0");
     let tokens: Vec<u32> = (0..30).map(|i| (i * i * 5 + i * 11 + 3) % 61).collect();
-    for options in [Options::default(), f32_options()] {
+    // Rows at once, and slots for experts.
+    let of_bytes: &[(usize, &[usize])] = &[(1, &[2, 4]), (2, &[4])];
+    for (options, placements) in [(Options::default(), of_bytes), (f32_options(), &of_bytes[1..])] {
         let run = |backend: &GpuBackend, rows: usize| {
             let mut engine = open(&fixture.path, backend, &Options { expert_cache: None, ..options.clone() });
             let mut session = engine.session();
@@ -270,8 +272,10 @@ fn what_is_foreseen_changes_speed_alone() {
             let logits: Vec<f32> = logits.collect();
             (bits(&logits), engine.device_counts().expect("a device"))
         };
-        for (rows, slots) in [(1, 2), (1, 4), (2, 4)] {
-            let (expected, _) = run(&emulator(None), rows);
+        let each = placements.iter().map(|(rows, slots)| (*rows, *slots, run(&emulator(None), *rows).0));
+        let each = each
+            .flat_map(|(rows, all, expected)| all.iter().map(move |slots| (rows, *slots, expected.clone())));
+        for (rows, slots, expected) in each {
             // As long as the bus is idle come four experts, or a kilobyte of one.
             let slow = GpuOptions { expert_slots: Some(slots), host_memory: true, ..GpuOptions::default() };
             let slow =
