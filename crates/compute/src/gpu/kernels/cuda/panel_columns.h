@@ -5,22 +5,10 @@
 // columns are scaled in f32.
 #pragma once
 #include "matrices.h"
+#include "panel_instructions.h"
 
 const float TWO_24 = 16777216.0f;
 const u32 SIXTEENTH = 0x2c002c00;
-
-// d = a · b + c: a (16, 16), b (16, 8).
-DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const float (&c)[4]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-// d += a · b: a (16, 8), b (8, 8).
-DEVICE void mma_1688(float (&d)[4], u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
 
 DEVICE float sum_of_4(const uint2& v) {
     return (f32_of_f16(v.x) + f32_of_f16(v.x >> 16)) + (f32_of_f16(v.y) + f32_of_f16(v.y >> 16));
@@ -29,25 +17,6 @@ DEVICE float sum_of_quad(float v) {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
-// Bits of `a` where `mask` has ones, of `b` elsewhere.
-DEVICE u32 chosen_bits(u32 mask, u32 a, u32 b) {
-    u32 d;
-    // The compiler makes two of it.
-    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
-    return d;
-}
-// Byte i of four as f32, by a conversion that takes any byte of a register.
-DEVICE float signed_byte(u32 bytes, u32 i) {
-    float f;
-    asm("{ .reg .s32 byte; bfe.s32 byte, %1, %2, 8; cvt.rn.f32.s32 %0, byte; }" : "=f"(f) : "r"(bytes), "r"(8 * i));
-    return f;
-}
-DEVICE float unsigned_byte(u32 bytes, u32 i) {
-    float f;
-    asm("{ .reg .u32 byte; bfe.u32 byte, %1, %2, 8; cvt.rn.f32.u32 %0, byte; }" : "=f"(f) : "r"(bytes), "r"(8 * i));
-    return f;
-}
-
 // Sums of a panel and N eights of tokens: rows g and g + 8, g = lane / 4, of tokens 2t and 2t + 1, t = lane % 4, of each eight.
 template <u32 N>
 struct Sums {
@@ -201,8 +170,6 @@ struct Columns256<Q4_K> : ColumnsOfNibbles<false> {};
 template <>
 struct Columns256<Q5_K> : ColumnsOfNibbles<true> {};
 
-// Four bytes from an even address: `selector` is of the words that `p` and the next are in.
-DEVICE u32 even_word(const u8* p, u32 selector) { return __byte_perm(*(const u32*)p, *(const u32*)(p + 4), selector); }
 // How far behind a word a row begins that begins at an even address, and the selector of its words.
 struct EvenRow {
     u32 beside, selector;

@@ -273,16 +273,8 @@ struct Columns256<FP8> {
         }
     }
     // Codes as pairs of f16, which are exact: two, and four.
-    static DEVICE u32 floats(u32 codes) {
-        u32 two;
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(two) : "r"(codes));
-        return two;
-    }
-    static DEVICE void floats(u32& first, u32& second, u32 codes) {
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
-            : "=r"(first), "=r"(second)
-            : "r"(codes));
-    }
+    static DEVICE u32 floats(u32 codes) { return floats_of_2(codes); }
+    static DEVICE void floats(u32& first, u32& second, u32 codes) { floats_of_4(first, second, codes); }
     static DEVICE void load_codes(u32 (&a)[2][4], const u8* const (&rows)[2], u32 k) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {

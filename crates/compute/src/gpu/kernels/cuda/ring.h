@@ -4,6 +4,7 @@
 // A *panel* is 16 rows of a weight, or eight where they are wide. A *unit* is two panels of each *team* of warps that share their
 // columns.
 #pragma once
+#include "ring_instructions.h"
 
 constexpr unsigned RING_PANELS = 2, RING_STAGES = 2;
 
@@ -78,46 +79,20 @@ static __device__ __forceinline__ RingShare ring_share(const RingTile* tiles, un
     return {bounds[0], bounds[1]};
 }
 
-static __device__ __forceinline__ void ring_bar(unsigned bar, unsigned count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-// A warp has arrived.
-static __device__ __forceinline__ void ring_arrive(unsigned bar) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(bar) : "memory");
-}
-static __device__ __forceinline__ void ring_wait(unsigned bar, unsigned phase) {
-    asm volatile(
-        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again%=; }" ::"r"(bar),
-        "r"(phase)
-        : "memory");
-}
 // Bytes of a panel in shared memory: pieces, and what it has in further planes.
 template <unsigned planes>
 static __device__ __forceinline__ unsigned ring_panel_bytes(const RingConstants& s) {
     return (s.piece_bytes << s.halvings) + (planes > 1 ? s.rooms[0] : 0) + (planes > 2 ? s.rooms[1] : 0);
-}
-// Bytes that `bar` is to count beside others; the warp that is to arrive has not.
-static __device__ __forceinline__ void ring_expect(unsigned bar, unsigned bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 // Starts to copy a unit's panels, of `rows` rows of `stride` bytes, which `bar` counts: `from(panel)` is where one begins in each plane.
 // Pieces have a multiple of 16 bytes. Nothing reads them again before the next batch: the cache is to keep other things.
 template <unsigned planes, unsigned rows, class From>
 static __device__ __forceinline__ void ring_copy(unsigned bar, unsigned to, unsigned stride, const RingConstants& s, From from) {
     const unsigned panels = s.teams * RING_PANELS, bytes = (rows >> s.halvings) * stride;
-    auto arrive = [&] {
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(panels * rows * stride) : "memory");
-    };
+    auto arrive = [&] { ring_arrive_with(bar, panels * rows * stride); };
     if (planes == 1) arrive();
-    unsigned long long once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    auto copy = [&](unsigned to, const unsigned char* piece, unsigned bytes) {
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-            "l"(piece), "r"(bytes), "r"(bar), "l"(once)
-            : "memory");
-    };
+    const unsigned long long once = ring_once();
+    auto copy = [&](unsigned to, const unsigned char* piece, unsigned bytes) { ring_copy_bulk(to, piece, bytes, bar, once); };
     for (unsigned panel = 0; panel < panels; panel++) {
         const auto row = from(panel);
         const unsigned char* piece = row.plane[0];
@@ -165,13 +140,9 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
     if (threadIdx.x == 0) {
         for (unsigned i = 0; i < RING_STAGES; i++) ring_bar(full(i), 1), ring_bar(free(i), s.warps * s.teams);
         for (unsigned i = 0; i < 2; i++) ring_bar(made(i), s.warps * s.teams);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        ring_bars_are_ready();
     }
-    auto after_previous = [] {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        asm volatile("griddepcontrol.launch_dependents;");
-    };
-    if (!early) after_previous();
+    if (!early) ring_after_previous();
     const RingShare share = ring_share(tiles, units, s, costs);
     const unsigned count = share.end - share.first;
     // Copies the next unit, and says what comes after it.
@@ -199,7 +170,7 @@ static __device__ __forceinline__ void ring_pass(unsigned char* memory, const Ri
         ahead = {share.first / units, table[of.expert], share.first % units, RING_BEGINS, 0};
         for (unsigned i = 0; i < RING_STAGES && i < count; i++) copy();
     }
-    if (early) after_previous();
+    if (early) ring_after_previous();
     __syncthreads();
     if (count == 0) return;
     RingUnit before = {};

@@ -59,7 +59,8 @@ DEVICE void sort_pairs(const u32* table, const Id* ids, u32* list, Tile* tiles, 
     u32 before = tiles_end - own_tiles;
     for (u32 i = first + count; i < pairs_end; i++) list[i] = ABSENT;
     for (u32 i = all_places + threadIdx.x; i < c.places; i += 1024) list[i] = ABSENT;
-    next[expert] = count == 0 ? ABSENT : first;
+    next[expert] = first;
+    counts[expert] = count;
     for (u32 i = 0; i < parts; i++) {
         const u32 at = (before & 0xffff) + (before >> 16);
         if (at < c.tiles) tiles[at] = {expert, first + share(i), share(i + 1) - share(i), before};
@@ -69,6 +70,6 @@ DEVICE void sort_pairs(const u32* table, const Id* ids, u32* list, Tile* tiles, 
     __syncthreads();
     for (u32 p = threadIdx.x; p < c.pairs; p += 1024) {
         const u32 e = ids[p];
-        if (next[e] != ABSENT) list[atomicAdd(&next[e], 1)] = p;
+        if (counts[e] != 0) list[atomicAdd(&next[e], 1)] = p;
     }
 }
