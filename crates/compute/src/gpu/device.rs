@@ -156,6 +156,8 @@ pub struct DeviceInfo {
     pub group_memory: usize,
     /// Whether kernels copy weights to a group's memory beside other work, before the dispatch in front has ended.
     pub copies_ahead: bool,
+    /// Whether groups may be clusters, which reach each other's memory.
+    pub clusters: bool,
     /// Whether its memory is that of the processor.
     pub unified: bool,
     /// Whether it runs the kernels of `kernels/cuda`.

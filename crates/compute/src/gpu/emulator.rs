@@ -97,6 +97,8 @@ pub struct Emulator {
     metal: bool,
     /// Whether it copies weights to a group's memory ahead.
     copies_ahead: bool,
+    /// Whether it runs kernels for tensor cores.
+    tensor_cores: bool,
     /// Where names of kernels that have run are kept.
     ran: Option<Ran>,
     /// Bytes a second of host memory.
@@ -142,6 +144,12 @@ impl Emulator {
     #[must_use]
     pub fn copying_ahead(self) -> Self {
         Self { copies_ahead: true, ..self }
+    }
+
+    /// The same device with what CUDA's have for products on tensor cores, of those encodings that the kernels are compiled for here.
+    #[must_use]
+    pub fn tensor_cores(self) -> Self {
+        Self { tensor_cores: true, ..self }
     }
 
     /// The same device, which adds names of kernels that it runs to `ran`.
@@ -208,8 +216,16 @@ impl Emulator {
             }
             None
         };
-        let faulty = self.fault.as_ref().and_then(|fault| find(&format!("{unit}!{fault}")));
-        faulty.or_else(|| find(&unit)).ok_or_else(|| Self::error(format!("no kernel {name} in {unit}")))
+        // A unit that is compiled for several encodings is one for each, which the kernel's name ends in.
+        let encodings = name.match_indices('_').map(|(at, _)| format!("{unit}@{}", &name[at + 1..]));
+        let units: Vec<String> = std::iter::once(unit.clone()).chain(encodings).collect();
+        let faulty = self
+            .fault
+            .as_ref()
+            .and_then(|fault| units.iter().find_map(|unit| find(&format!("{unit}!{fault}"))));
+        faulty
+            .or_else(|| units.iter().find_map(|unit| find(unit)))
+            .ok_or_else(|| Self::error(format!("no kernel {name} in {unit}")))
     }
 
     fn next_random(&mut self) -> u64 {
@@ -233,8 +249,9 @@ impl Emulator {
         if dispatch.constants.len() != constant_bytes as usize {
             return Err(bad("bytes of constants", constant_bytes as usize, dispatch.constants.len()));
         }
-        if !dispatch.threads.is_multiple_of(32) || !(32..=256).contains(&dispatch.threads) {
-            return Err(bad("threads", 256, dispatch.threads as usize));
+        let most = if dispatch.unit.starts_with("cuda/") { 1024 } else { 256 };
+        if !dispatch.threads.is_multiple_of(32) || !(32..=most).contains(&dispatch.threads) {
+            return Err(bad("threads", most as usize, dispatch.threads as usize));
         }
         let grid = match dispatch.grid {
             Grid::Fixed(grid) => grid,
@@ -339,7 +356,8 @@ impl Device for Emulator {
             free: self.memory().saturating_sub(self.used),
             largest_buffer: 1 << 40,
             unified: self.metal,
-            tensor_cores: false,
+            tensor_cores: self.tensor_cores,
+            clusters: false,
             warp_groups: false,
             byte_matrices: !self.metal,
             multiprocessors: if self.copies_ahead { 4 } else { 8 },

@@ -409,6 +409,7 @@ impl Device for Cuda {
             group_memory: self.group_memory,
             copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,
+            clusters: self.kernels().has_code() && self.driver.has_early_edges(),
             tensor_cores: true,
             warp_groups: self.kernels().runs_code(),
             byte_matrices: true,

@@ -289,6 +289,7 @@ impl Device for Metal {
             free: free.min(self.limit.saturating_sub(self.used)),
             largest_buffer: self.device.maxBufferLength() as u64,
             unified: true,
+            clusters: false,
             tensor_cores: false,
             warp_groups: false,
             byte_matrices: false,

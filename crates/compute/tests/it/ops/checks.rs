@@ -232,7 +232,7 @@ pub fn difference(got: &Results, right: &Results) -> Bound {
 }
 
 /// Panics at results that are not within the bound.
-fn check_close(got: &Results, right: &Results, bound: Bound, what: &str) -> Bound {
+pub fn check_close(got: &Results, right: &Results, bound: Bound, what: &str) -> Bound {
     let found = difference(got, right);
     let close = found.mean_square <= bound.mean_square && found.largest <= bound.largest;
     assert!(close, "{what}: {found} is not within {bound}");

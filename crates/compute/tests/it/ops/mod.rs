@@ -23,6 +23,9 @@ mod rows;
 mod scales;
 mod steps;
 mod streams;
+// Where the emulator has variables that threads share.
+#[cfg(target_os = "linux")]
+mod tensor;
 
 use std::collections::BTreeSet;
 use std::process::Command;

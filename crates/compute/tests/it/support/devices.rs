@@ -71,6 +71,42 @@ pub(crate) fn copying_with_fault(seed: u64, fault: &'static str) -> GpuBackend {
     copying(move || Emulator::with_fault(seed, fault))
 }
 
+/// What a device for tensor cores copies to groups' memory by itself.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Copies {
+    None,
+    /// Weights, as CUDA's of compute capability 9.0 do.
+    Ahead,
+}
+
+/// An emulated device that runs kernels for tensor cores, and tells which kernels have run; all experts are resident where it is not
+/// said how many are.
+#[cfg(target_os = "linux")]
+pub(crate) fn on_tensor_cores(ran: &Ran, copies: Copies, expert_slots: Option<usize>) -> GpuBackend {
+    let ran = ran.clone();
+    tensor(copies, expert_slots, move || Emulator::new(1).telling(ran.clone()))
+}
+
+/// The same with a planted fault.
+#[cfg(target_os = "linux")]
+pub(crate) fn tensor_fault(seed: u64, fault: &'static str) -> GpuBackend {
+    tensor(Copies::Ahead, None, move || Emulator::with_fault(seed, fault))
+}
+
+#[cfg(target_os = "linux")]
+fn tensor(
+    copies: Copies,
+    expert_slots: Option<usize>,
+    open: impl Fn() -> Emulator + Send + Sync + 'static,
+) -> GpuBackend {
+    let options = GpuOptions { expert_slots, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, move || {
+        let device = open().tensor_cores();
+        Ok(Box::new(if copies == Copies::Ahead { device.copying_ahead() } else { device }))
+    })
+}
+
 fn copying(open: impl Fn() -> Emulator + Send + Sync + 'static) -> GpuBackend {
     GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(open().copying_ahead())))
 }

@@ -3,6 +3,8 @@
 
 #include "machine.h"
 
+#include <cmath>
+
 namespace emulator {
 
 inline float as_float(uint v) {
@@ -31,6 +33,18 @@ inline ushort f32_to_f16(float v) {
     // Adding 0.5 makes the unit of the last place that of the smallest f16.
     if (magnitude < 0x38800000) return (ushort)(sign | (as_uint(as_float(magnitude) + 0.5f) - 0x3f000000));
     return (ushort)(sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
+}
+
+// Rounded once: a float between that is not the number itself has an odd last digit.
+inline ushort f64_to_f16(double v) {
+    float near = (float)v;
+    if ((double)near != v && near == near) {
+        uint bits = as_uint(near);
+        // Towards zero, of numbers that are no infinity.
+        if (std::fabs((double)near) > std::fabs(v)) --bits;
+        near = as_float(bits | 1);
+    }
+    return f32_to_f16(near);
 }
 
 } // namespace emulator

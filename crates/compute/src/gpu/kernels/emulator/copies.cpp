@@ -16,11 +16,21 @@ struct Copy {
 struct Batch {
     std::vector<Copy> copies;
     bool arrived;
+    // Whether what nothing has written arrives as numbers that are none, which show where they are not left out.
+    bool shows;
     // By thread, the mark with which it has gone on after it had waited.
     std::vector<Mark> awaited;
 };
 
 const uint NONE = ~0u;
+
+// By warp, how many of its barriers are behind what is known of it.
+struct Known {
+    uint32_t of[MOST_THREADS / 32];
+    void join(const uint32_t* other) {
+        for (uint i = 0; i < MOST_THREADS / 32; ++i) of[i] = of[i] < other[i] ? other[i] : of[i];
+    }
+};
 
 struct Bar {
     const void* address;
@@ -30,6 +40,8 @@ struct Bar {
     uint phase, batch, before;
     uint64_t expected;
     std::vector<uint> waiting;
+    // By warp, what those that wait come after: of the phases that have passed, and with this one.
+    Known passed, gathered;
 };
 
 struct Copies {
@@ -37,8 +49,9 @@ struct Copies {
     std::vector<Batch> batches;
     uint begun;
     std::vector<Bar> bars;
-    // By thread, the batch of its own copies.
+    // By thread, the batch of its own copies, and those that have been committed and not awaited, the oldest first.
     std::vector<uint> own;
+    std::vector<std::vector<uint>> groups;
 };
 
 thread_local Copies all;
@@ -47,7 +60,7 @@ uint new_batch() {
     if (all.begun == all.batches.size()) all.batches.push_back(Batch());
     Batch& batch = all.batches[all.begun];
     batch.copies.clear();
-    batch.arrived = false;
+    batch.arrived = batch.shows = false;
     batch.awaited.assign(threads(), 0);
     return all.begun++;
 }
@@ -69,31 +82,35 @@ void check_source(Memory& memory, uint64_t at, uint bytes) {
 }
 
 void start(uint batch, void* to, const void* from, uint bytes, uint unit) {
-    Memory &target = memory_at(to, bytes, true), &source = memory_at(from, bytes, false);
+    Memory& target = memory_at(to, bytes, true);
+    Memory* const source = from ? &memory_at(from, bytes, false) : nullptr;
     const uint64_t to_at = (uint64_t)((uint8_t*)to - target.data);
-    const uint64_t from_at = (uint64_t)((const uint8_t*)from - source.data);
-    if (!target.element || source.element)
+    const uint64_t from_at = source ? (uint64_t)((const uint8_t*)from - source->data) : 0;
+    if (!target.element || (source && source->element))
         fail("%s: a copy that is not one from device to threadgroup memory", target.name);
     if (to_at % unit || from_at % unit || bytes % unit)
         fail("%s: a copy of %u bytes from offset %llu to %llu, not multiples of %u", target.name, bytes,
              (unsigned long long)from_at, (unsigned long long)to_at, unit);
-    check_source(source, from_at, bytes);
+    if (source) check_source(*source, from_at, bytes);
     for (uint64_t i = to_at; i < to_at + bytes; i += target.element) {
         check(target, i, target.element, true);
         target.writes[i / target.element] = COPIED | batch;
     }
     memset(target.data + to_at, 0xcd, bytes);
-    all.batches[batch].copies.push_back(Copy{&target, &source, to_at, from_at, bytes});
+    all.batches[batch].copies.push_back(Copy{&target, source, to_at, from_at, bytes});
 }
 
 // Brings what was copied, with the mark that elements then have.
 void arrive(Batch& batch, Mark mark) {
     for (const Copy& copy : batch.copies) {
-        memcpy(copy.to->data + copy.to_at, copy.from->data + copy.from_at, copy.bytes);
+        if (copy.from) memcpy(copy.to->data + copy.to_at, copy.from->data + copy.from_at, copy.bytes);
+        else memset(copy.to->data + copy.to_at, 0, copy.bytes);
         const uint element = copy.to->element;
-        for (uint i = 0; i < copy.bytes; i += element)
-            copy.to->writes[(copy.to_at + i) / element] =
-                all_written(copy.from->written + copy.from_at + i, element) ? mark : 0;
+        for (uint i = 0; i < copy.bytes; i += element) {
+            const bool is_known = !copy.from || all_written(copy.from->written + copy.from_at + i, element);
+            copy.to->writes[(copy.to_at + i) / element] = is_known || batch.shows ? mark : 0;
+            if (!is_known && batch.shows) memset(copy.to->data + copy.to_at + i, 0xff, element);
+        }
     }
     batch.arrived = true;
 }
@@ -111,7 +128,19 @@ void end_phase(Bar& bar) {
     bar.batch = new_batch();
     bar.missing = bar.count;
     bar.expected = 0;
+    bar.passed = bar.gathered;
     ++bar.phase;
+}
+
+// One of those that a phase waits for has come.
+void come(Bar& bar) {
+    if (bar.missing == 0)
+        fail("copies of a phase more than %u, or of the next one before it has been awaited", bar.count);
+    if (--bar.missing > 0) return;
+    // Without copies it ends here, else when they are awaited.
+    if (bar.expected == 0) end_phase(bar);
+    for (const uint thread : bar.waiting) wake(thread);
+    bar.waiting.clear();
 }
 
 } // namespace
@@ -121,17 +150,39 @@ void expect_copies(void* address, uint count) {
     check(memory, (uint64_t)((uint8_t*)address - memory.data), 8, true);
     for (const Bar& bar : all.bars)
         if (bar.address == address) fail("%s: a counter of copies that is made ready twice", memory.name);
-    all.bars.push_back(Bar{address, count, count, 0, new_batch(), NONE, 0, {}});
+    all.bars.push_back(Bar{address, count, count, 0, new_batch(), NONE, 0, {}, {}, {}});
 }
 
 void expect_bytes(void* address, uint bytes) {
     Bar& bar = bar_at(address);
-    if (bar.missing == 0)
-        fail("copies of a phase more than %u, or of the next one before it has been awaited", bar.count);
     bar.expected += bytes;
-    if (--bar.missing > 0) return;
-    for (const uint thread : bar.waiting) wake(thread);
-    bar.waiting.clear();
+    come(bar);
+}
+
+void arrive(void* address) {
+    Bar& bar = bar_at(address);
+    uint32_t* const own = known_by(now.thread);
+    own[now.thread / 32] = now.warp_epoch;
+    bar.gathered.join(own);
+    come(bar);
+}
+
+void arrive_with(void* address, uint bytes) {
+    // What the thread does from here on comes later.
+    begin_warp_epoch();
+    bar_at(address).expected += bytes;
+    arrive(address);
+}
+
+void expect_more(void* address, uint bytes) { bar_at(address).expected += bytes; }
+
+void await_arrivals(void* address, uint parity) {
+    await_copies(address, parity);
+    Known known;
+    uint32_t* const own = known_by(now.thread);
+    memcpy(known.of, own, sizeof known.of);
+    known.join(bar_at(address).passed.of);
+    memcpy(own, known.of, sizeof known.of);
 }
 
 void copy_bulk(void* to, const void* from, uint bytes, void* address) {
@@ -162,6 +213,28 @@ void copy_async(void* to, const void* from, uint bytes) {
     start(own, to, from, bytes, bytes);
 }
 
+void copy_in_group(void* to, const void* from, uint bytes) {
+    copy_async(to, from, bytes);
+    all.batches[all.own[now.thread]].shows = true;
+}
+
+void commit() {
+    all.own.resize(threads(), NONE);
+    all.groups.resize(threads());
+    // Groups may be empty.
+    all.groups[now.thread].push_back(all.own[now.thread]);
+    all.own[now.thread] = NONE;
+}
+
+void await_groups(uint left) {
+    all.groups.resize(threads());
+    std::vector<uint>& groups = all.groups[now.thread];
+    while (groups.size() > left) {
+        if (groups.front() != NONE) arrive(all.batches[groups.front()], now.own_mark());
+        groups.erase(groups.begin());
+    }
+}
+
 void await_async() {
     if (now.thread >= all.own.size() || all.own[now.thread] == NONE) return;
     arrive(all.batches[all.own[now.thread]], now.own_mark());
@@ -172,6 +245,7 @@ void forget_copies() {
     all.begun = 0;
     all.bars.clear();
     all.own.clear();
+    all.groups.clear();
 }
 
 bool all_copies_awaited() {

@@ -13,9 +13,23 @@ void expect_bytes(void* bar, uint bytes);
 void copy_bulk(void* to, const void* from, uint bytes, void* bar);
 void await_copies(void* bar, uint parity);
 
+// The same counter where what warps did before they arrive is to be seen by those that wait: arriving, with all that the warp's lanes did
+// before its last barrier; with the number of bytes that the arriving thread is about to copy, and all that it did; bytes that are
+// counted beside those of the thread that is to arrive; and waiting.
+void arrive(void* bar);
+void arrive_with(void* bar, uint bytes);
+void expect_more(void* bar, uint bytes);
+void await_arrivals(void* bar, uint parity);
+
 // A thread's own copies, and waiting for all of them.
 void copy_async(void* to, const void* from, uint bytes);
 void await_async();
+
+// The same in groups: what `commit` closes, and waiting until at most so many of a thread's groups are under way. Without an address
+// to copy from, zeros. What nothing has written arrives as numbers that are none: products have places for more tokens than there are.
+void copy_in_group(void* to, const void* from, uint bytes);
+void commit();
+void await_groups(uint left);
 
 // What the machine asks for: that a group begins, and what has become of its copies.
 void forget_copies();

@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 typedef unsigned int uint;
 typedef unsigned short ushort;
@@ -27,6 +29,9 @@ struct Stamp {
 typedef uint64_t Mark;
 const Mark COPIED = 1ull << 63;
 
+// Threads of a group at most, and bits of a mark that say which it was; the last number is none of them.
+const uint32_t MOST_THREADS = 1024, THREAD_BITS = 11, NO_THREAD = (1u << THREAD_BITS) - 2;
+
 // What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
 struct Now {
     uint32_t group, first_group, epoch, thread;
@@ -34,8 +39,8 @@ struct Now {
     uint32_t before;
     // Barriers that the warp has passed in this group.
     uint32_t warp_epoch;
-    uint32_t mark() const { return epoch << 9 | (thread + 1); }
-    Mark own_mark() const { return (Mark)epoch << 32 | warp_epoch << 9 | (thread + 1); }
+    uint32_t mark() const { return epoch << THREAD_BITS | (thread + 1); }
+    Mark own_mark() const { return (Mark)epoch << 32 | warp_epoch << THREAD_BITS | (thread + 1); }
 };
 extern __thread Now now;
 
@@ -60,11 +65,19 @@ struct Memory {
 [[noreturn]] void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write);
 
 // Whether two marks are of different threads with no barrier between.
-inline bool races(uint32_t a, uint32_t b) { return a != b && a >> 9 == b >> 9; }
+inline bool races(uint32_t a, uint32_t b) { return a != b && a >> THREAD_BITS == b >> THREAD_BITS; }
+// The thread that a mark is of.
+inline uint32_t thread_of(Mark mark) { return (uint32_t)(mark & ((1u << THREAD_BITS) - 1)) - 1; }
+// Of each thread and warp, where threads wait for others' arrivals, before which barrier of the warp all that it did is known to the
+// thread, as it comes before; null where none wait.
+extern __thread uint32_t (*known)[MOST_THREADS / 32];
+// The same, of a mark and the one of what the running thread does.
 inline bool races(Mark a, Mark b) {
     if (a == b || a >> 32 != b >> 32) return false;
-    const auto warp_of = [](Mark mark) { return ((mark & 511) - 1) / 32; };
-    return warp_of(a) != warp_of(b) || (uint32_t)a >> 9 == (uint32_t)b >> 9;
+    const uint32_t warp = thread_of(a) / 32, barriers = (uint32_t)a >> THREAD_BITS;
+    if (warp != thread_of(b) / 32)
+        return !known || warp >= MOST_THREADS / 32 || thread_of(b) >= MOST_THREADS || known[thread_of(b)][warp] <= barriers;
+    return (uint32_t)a >> THREAD_BITS == (uint32_t)b >> THREAD_BITS;
 }
 
 // Whether the running thread comes after copies that have arrived: it has waited for them, or for one who has.
@@ -127,8 +140,10 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
 }
 
 // Threads that run ahead, 1, and those that also write, 2: the dispatches right before may not have ended.
-extern __thread uint8_t ahead[256];
+extern __thread uint8_t ahead[MOST_THREADS];
 [[noreturn]] void fail_ahead(const Memory& memory);
+// The dispatches before have ended for the running thread.
+void after_previous_of_thread();
 
 // A thread that runs ahead writes nothing, or nothing of what they write, and reads nothing of that.
 inline void check_ahead(const Memory& memory, uint64_t at, uint64_t size, bool write) {
@@ -147,11 +162,11 @@ inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
 inline uint32_t tally(Memory& memory, uint64_t at, uint32_t number) {
     if (ahead[now.thread] && !memory.element) check_ahead(memory, at, sizeof number, true);
     const Now own = now;
-    now.thread = 510;
+    now.thread = NO_THREAD;
     now.group = memory.element ? own.group : own.first_group;
     const bool may = allowed(memory, at, sizeof number, false) && allowed(memory, at, sizeof number, true);
-    now = own;
     if (!may) fail_access(memory, at, sizeof number, true);
+    now = own;
     uint32_t before;
     memcpy(&before, memory.data + at, sizeof before);
     number += before;
@@ -186,6 +201,12 @@ void multiply_accumulate(float* to, const float* a, const float* b, const float*
 // a · b + sum of (16, 16 · halves) and (16 · halves, 8) bytes, signed: with g = lane / 4 and t = lane % 4, a lane holds of each half
 // of a rows g and g + 8 and of b column g, columns and rows 4t to 4t + 3; of the result rows g and g + 8, columns 2t and 2t + 1.
 void multiply_bytes(int* to, const uint* a, const uint* b, uint halves);
+// d = a · b + c of (16, 8 · parts) and (8 · parts, 8) f16: with g = lane / 4 and t = lane % 4, a lane holds of each part of a rows g and
+// g + 8 and of b column g, columns and rows 2t and 2t + 1; of c and d rows g and g + 8, columns 2t and 2t + 1.
+void multiply_halves(float* d, const uint* a, const uint* b, const float* c, uint parts);
+// d += a · b of (16, 8) and (8, 8) f32 of which the upper 19 bits count: a lane holds of a rows g and g + 8 of column t, then of t + 4;
+// of b column g of rows t and t + 4; of d as above.
+void multiply_tf32(float* d, const uint* a, const uint* b);
 Memory* shared(const char* name, uint64_t bytes, uint32_t element);
 // The same for kernels with plain pointers, whose accesses the compiler reports.
 void* shared_data(const char* name, uint64_t bytes, uint32_t element);
@@ -194,11 +215,23 @@ void* asked_data(const char* name);
 void copy(void* to, const void* from, size_t bytes);
 // That an address is a multiple of the size, which compilers take for granted.
 void check_alignment(const void* address, uint64_t size);
+// The memory of variables that a group's threads share, if an address is in it; and that they are new to the next group.
+Memory* variable_at(const uint8_t* address);
+void forget_variables();
+// Addresses of such variables as 32-bit numbers, which one can add to.
+uint32_t shared_number(const void* p);
+void* at_shared_number(uint32_t number);
+// Bytes of threadgroup memory that the dispatch asks for.
+uint asked_bytes();
 // Whose memory an address is, which is none of a thread's own.
 Memory& memory_at(const void* address, uint64_t size, bool write);
 // Stops the running thread until another one wakes it.
 void sleep();
 void wake(uint thread);
+// What the warp does from here on comes after a barrier of its own.
+void begin_warp_epoch();
+// `known` of a thread, which is there from the first time on.
+uint32_t* known_by(uint thread);
 // A function whose accesses are not reported.
 #define UNREPORTED __attribute__((no_sanitize("thread")))
 
@@ -223,6 +256,30 @@ struct Register : Kernel {
         list = this;
     }
 };
+
+// A kernel as CUDA C++ has it, with its constants last.
+#if __cplusplus >= 201703L
+template <class... Arguments, size_t... I>
+UNREPORTED void call(void (*kernel)(Arguments...), const Binding* bindings, const void* constants, std::index_sequence<I...>) {
+    using Constants = std::tuple_element_t<sizeof...(I), std::tuple<Arguments...>>;
+    Constants c;
+    memcpy((void*)&c, constants, sizeof c);
+    kernel((std::tuple_element_t<I, std::tuple<Arguments...>>)(bindings[I].memory->data + bindings[I].offset)..., c);
+}
+// One that `waits` for the dispatches before by itself, and before may write what those neither read nor write, or begins after them.
+template <auto kernel, bool waits>
+struct Plain;
+template <class... Arguments, void (*kernel)(Arguments...), bool waits>
+struct Plain<kernel, waits> : Register {
+    static constexpr size_t BUFFERS = sizeof...(Arguments) - 1;
+    UNREPORTED static void run_it(const Binding* bindings, const void* constants) {
+        ahead[now.thread] = waits ? 2 : 0;
+        call(kernel, bindings, constants, std::make_index_sequence<BUFFERS>());
+    }
+    Plain(const Kernel*& list, const char* name)
+        : Register(list, name, run_it, BUFFERS, sizeof(std::tuple_element_t<BUFFERS, std::tuple<Arguments...>>)) {}
+};
+#endif
 
 } // namespace emulator
 

@@ -1,6 +1,9 @@
 // Runs kernels on the CPU: each thread of a group is a fibre.
+#include "bits.h"
 #include "copies.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -50,7 +53,8 @@ inline __attribute__((always_inline)) void go_on(Place* save, const Place* load)
 }
 
 __thread Now now = {0, 1, 1, 0, 0, 0};
-__thread uint8_t ahead[256];
+__thread uint8_t ahead[MOST_THREADS];
+__thread uint32_t (*known)[MOST_THREADS / 32];
 
 namespace {
 
@@ -79,6 +83,8 @@ struct Warp {
     float sums[2];
     float matrices[2][2][64];
     uint32_t shares[2][32][6];
+    // Of products of f16: rows of the first matrix, and columns of the second.
+    float rows[2][16][16], columns[2][8][16];
     // Lanes that wait in a lane operation, and which of two sets of values that has: a lane can be one operation ahead of
     // another, never two.
     uint waiting, set;
@@ -104,6 +110,7 @@ struct Machine {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<Array*> arrays;
+    std::vector<std::array<uint32_t, MOST_THREADS / 32>> known;
     // The dispatch's buffers, each once.
     std::vector<Memory*> buffers;
     // The one of the last access.
@@ -292,6 +299,8 @@ void run_group() {
     m.waiting = m.done = 0;
     for (Warp& warp : m.warps) warp.waiting = warp.set = 0, warp.epoch = 0;
     forget_copies();
+    forget_variables();
+    known = nullptr;
     for (Fibre& fibre : m.fibres) fibre = Fibre{};
     all_ready(m);
     // Comes back when no thread can run.
@@ -365,10 +374,10 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
                                                : "while it is being copied");
         if (races(memory.writes[i], mark))
             fail("%s: %s of offset %llu, which thread %u writes %s", memory.name, verb, offset,
-                 (uint)(memory.writes[i] & 511) - 1, advice);
+                 thread_of(memory.writes[i]), advice);
         if (write && races(memory.reads[i], mark))
             fail("%s: write of offset %llu, which thread %u reads %s", memory.name, offset,
-                 (uint)(memory.reads[i] & 511) - 1, advice);
+                 thread_of(memory.reads[i]), advice);
         fail("%s: read of offset %llu, which nothing has written", memory.name, offset);
     }
     if (!write && !all_written(memory.written + at, size))
@@ -381,12 +390,13 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
             fail("%s: %s of offset %llu, which another group writes in this dispatch", memory.name, verb, offset);
         if (races(stamp.mark, mark))
             fail("%s: %s of offset %llu, which thread %u writes %s", memory.name, verb, offset,
-                 (stamp.mark & 511) - 1, advice);
+                 thread_of(stamp.mark), advice);
     }
     fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
 }
 
 void fail_ahead(const Memory& memory) { fail("%s: used before the dispatches before have ended", memory.name); }
+void after_previous_of_thread() { ahead[now.thread] = 0; }
 uint own_index() { return now.thread; }
 uint lane() { return now.thread % 32; }
 uint threads() { return machine->threads; }
@@ -400,12 +410,38 @@ void wait_for_group(const char* file, int line) {
     wait_for_threads(*machine);
 }
 
+namespace {
+
+// What a lane knows of other warps all of them know.
+void share_known(uint warp) {
+    for (uint other = 0; other < MOST_THREADS / 32; ++other) {
+        uint32_t most = 0;
+        for (uint i = 0; i < 32; ++i) most = std::max(most, known[32 * warp + i][other]);
+        for (uint i = 0; i < 32; ++i) known[32 * warp + i][other] = most;
+    }
+}
+
+} // namespace
+
 // A lane goes on when all have come.
 void wait_for_warp() {
     Machine& m = *machine;
     Warp& warp = m.warps[m.warp];
-    if (warp.waiting == 31) now.warp_epoch = ++warp.epoch;
+    if (warp.waiting == 31) {
+        begin_warp_epoch();
+        if (known) share_known(m.warp);
+    }
     wait_for_lanes(m, warp);
+}
+
+void begin_warp_epoch() { now.warp_epoch = ++machine->warps[machine->warp].epoch; }
+
+uint32_t* known_by(uint thread) {
+    if (!known) {
+        machine->known.assign(MOST_THREADS, {});
+        known = (uint32_t(*)[MOST_THREADS / 32])machine->known.data();
+    }
+    return known[thread];
 }
 
 uint32_t exchange(uint32_t value, uint lane) {
@@ -481,6 +517,46 @@ void multiply_bytes(int* to, const uint* a, const uint* b, uint halves) {
     }
 }
 
+namespace {
+
+// d = sums of products + c, once all lanes of the warp have brought rows and columns of so many elements.
+void multiply_rows(Machine& m, Warp& warp, float* d, const float* c, uint count) {
+    const uint lane = now.thread % 32, set = warp.set;
+    float sums[4] = {c[0], c[1], c[2], c[3]};
+    wait_for_lanes(m, warp);
+    for (uint i = 0; i < 4; ++i) {
+        const float *row = warp.rows[set][lane / 4 + i / 2 * 8], *column = warp.columns[set][lane % 4 * 2 + i % 2];
+        for (uint k = 0; k < count; ++k) sums[i] += row[k] * column[k];
+        d[i] = sums[i];
+    }
+}
+
+} // namespace
+
+void multiply_halves(float* d, const uint* a, const uint* b, const float* c, uint parts) {
+    const uint lane = now.thread % 32, g = lane / 4, t = lane % 4;
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    float(*rows)[16] = warp.rows[warp.set], (*columns)[16] = warp.columns[warp.set];
+    const auto put = [&](float* to, uint two) { to[0] = f16_to_f32((ushort)two), to[1] = f16_to_f32((ushort)(two >> 16)); };
+    for (uint part = 0; part < parts; ++part) {
+        put(rows[g] + 8 * part + 2 * t, a[2 * part]);
+        put(rows[g + 8] + 8 * part + 2 * t, a[2 * part + 1]);
+        put(columns[g] + 8 * part + 2 * t, b[part]);
+    }
+    multiply_rows(m, warp, d, c, 8 * parts);
+}
+
+void multiply_tf32(float* d, const uint* a, const uint* b) {
+    const uint lane = now.thread % 32, g = lane / 4, t = lane % 4;
+    Machine& m = *machine;
+    Warp& warp = m.warps[m.warp];
+    const auto value = [](uint bits) { return as_float(bits & 0xffffe000); };
+    for (uint i = 0; i < 4; ++i) warp.rows[warp.set][g + i % 2 * 8][t + i / 2 * 4] = value(a[i]);
+    for (uint i = 0; i < 2; ++i) warp.columns[warp.set][g][t + 4 * i] = value(b[i]);
+    multiply_rows(m, warp, d, d, 8);
+}
+
 Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
     const uint index = machine->fibres[now.thread].arrays++;
     if (index == machine->arrays.size()) machine->arrays.push_back(new Array());
@@ -497,6 +573,8 @@ Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
 }
 
 void* shared_data(const char* name, uint64_t bytes, uint32_t element) { return shared(name, bytes, element)->data; }
+
+uint asked_bytes() { return machine->asked; }
 
 void* asked_data(const char* name) { return shared_data(name, machine->asked, 1); }
 
@@ -528,6 +606,8 @@ __attribute__((noinline)) Memory* find_memory(Machine& m, const uint8_t* address
     for (Array* array : m.arrays) {
         if (within(array->memory, address)) return m.last = &array->memory;
     }
+    // It is asked each time which of them are used.
+    if (Memory* const memory = variable_at(address)) return memory;
     for (Memory* buffer : m.buffers) {
         if (within(*buffer, address)) return m.last = buffer;
     }

@@ -203,7 +203,7 @@ impl Lowering<'_> {
             tokens: self.rows,
             large: is_large(self.weight(first.weight).matrix.dtype),
             multiprocessors: self.memory.info.multiprocessors,
-            clusters: self.memory.info.copies_ahead,
+            clusters: self.memory.info.clusters,
         };
         let division = work.division();
         let Division { tile, teams, team, turns, slices } = division;

@@ -20,6 +20,7 @@ using pointer = T*;
 // What is read and written at once, at addresses that are a multiple of its size.
 template <class Parts>
 struct alignas(sizeof(Parts)) Vector : Parts {
+    Vector() = default;
     Vector(const Parts& parts) : Parts(parts) {}
     Vector(const Vector& other) : Parts(other) { emulator::check_alignment(&other, sizeof(Parts)); }
     Vector& operator=(const Vector& other) {
@@ -31,9 +32,13 @@ struct alignas(sizeof(Parts)) Vector : Parts {
 struct Float2 {
     float x, y;
 };
+struct Word2 {
+    uint x, y;
+};
 using uint4 = Vector<Word4>;
 using float4 = Vector<Float4>;
 using float2 = Vector<Float2>;
+using uint2 = Vector<Word2>;
 DEVICE uint4 make_uint4(uint x, uint y, uint z, uint w) { return Word4{x, y, z, w}; }
 
 DEVICE uint min(uint a, uint b) { return a < b ? a : b; }
