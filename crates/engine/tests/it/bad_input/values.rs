@@ -21,9 +21,9 @@ fn spoil(part: &mut Part) -> bool {
 /// The tensor's name, or the projection's if it is of a routed expert.
 fn named_as(name: &str) -> String {
     let projections = [
-        ("gate", "gate_proj|.w1.|.mlp.w1|ffn_gate_exps|gate_up|input_linear"),
+        ("gate", "gate_proj|.w1.|.mlp.w1|ffn_gate_exps|gate_up|input_linear|experts.fc1"),
         ("up", "up_proj|.w3.|.v1.|.mlp.v1|ffn_up_exps|switch_mlp.fc1"),
-        ("down", "down_proj|.w2.|.mlp.w2|ffn_down_exps|switch_mlp.fc2|output_linear"),
+        ("down", "down_proj|.w2.|.mlp.w2|ffn_down_exps|switch_mlp.fc2|output_linear|experts.fc2"),
     ];
     let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "e.input_linear", "e.output_linear"]
         .iter()
