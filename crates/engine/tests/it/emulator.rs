@@ -254,8 +254,8 @@ fn nobody_can_tell_who_computed_an_expert_of_any_encoding() {
     }
 }
 
-/// What the next layer is foreseen to choose comes ahead, rightly or wrongly, and changes no bit: for products of whole numbers and of
-/// floats, one row and two.
+/// What the next layer is foreseen to choose comes ahead, rightly or wrongly, and changes no bit: of one row and two for products of
+/// whole numbers, of two for those of floats.
 #[test]
 fn what_is_foreseen_changes_speed_alone() {
     let fixture = Fixture::named("gguf/mixtral_q8_0");

@@ -118,6 +118,7 @@ impl Format for Mxfp4Planes {
         // Not by a closure: `map` of an array would call it, and what it calls, one by one.
         [code(isa, first), code(isa, second)]
     }
+
     #[inline(always)]
     fn of_nibbles<I: Isa>(isa: I, nibbles: I::U) -> I::U {
         code(isa, nibbles)
