@@ -358,8 +358,8 @@ mod emulator {
                 let mut build = cc::Build::new();
                 build.cpp(true).std(std).flag("-ffp-contract=off");
                 build.opt_level(level).warnings(false).debug(false);
-                // What each thread of the machine has is loaded with the program: no call to find it.
-                build.flag_if_supported("-ftls-model=initial-exec");
+                // Threads find their own variables without a call in programs, and at any size in libraries loaded later.
+                build.flag_if_supported("-mtls-dialect=gnu2");
                 arrange(&mut build);
                 build
             });
