@@ -35,6 +35,8 @@ struct Variables {
 
 struct All {
     Variables asked, others;
+    // Bytes of `asked` that the group may have used.
+    uint64_t asked_bytes;
     // Pages of `others` that the group has used, each once.
     std::vector<bool> used;
     std::vector<uint64_t> pages;
@@ -71,7 +73,7 @@ Memory* variable_at(const uint8_t* address) {
     if (!all.is_known) find_all();
     const uint64_t of_asked = (uint64_t)(address - moeflux_asked);
     if (of_asked < MOST_ASKED) {
-        all.asked.memory.bytes = asked_bytes();
+        all.asked_bytes = all.asked.memory.bytes = asked_bytes();
         return &all.asked.memory;
     }
     Memory& others = all.others.memory;
@@ -92,7 +94,8 @@ void forget_variables() {
         std::fill(of.writes.begin() + first, of.writes.begin() + end, 0);
         std::fill(of.reads.begin() + first, of.reads.begin() + end, 0);
     };
-    clear(all.asked, 0, MOST_ASKED);
+    clear(all.asked, 0, all.asked_bytes);
+    all.asked_bytes = 0;
     for (const uint64_t page : all.pages) {
         clear(all.others, page * PAGE, page * PAGE + PAGE);
         all.used[page] = false;
