@@ -336,6 +336,7 @@ mod tests {
             bus: 0,
             group_memory: 0,
             copies_ahead: false,
+            bulk_copies: false,
             clusters: false,
             unified: false,
             tensor_cores: false,

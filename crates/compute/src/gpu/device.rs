@@ -154,8 +154,10 @@ pub struct DeviceInfo {
     pub bus: u64,
     /// Bytes of memory that a group may have.
     pub group_memory: usize,
-    /// Whether kernels copy weights to a group's memory beside other work, before the dispatch in front has ended.
+    /// Whether kernels copy weights to a group's memory beside other work.
     pub copies_ahead: bool,
+    /// Whether it runs `kernels/cuda/expert_panels.cu`.
+    pub bulk_copies: bool,
     /// Whether groups may be clusters, which reach each other's memory.
     pub clusters: bool,
     /// Whether its memory is that of the processor.

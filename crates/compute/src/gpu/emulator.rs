@@ -95,8 +95,9 @@ pub struct Emulator {
     recordings: Vec<Option<Vec<Dispatch>>>,
     /// Whether kernels are those of the text that Metal is given.
     metal: bool,
-    /// Whether it copies weights to a group's memory ahead.
+    /// Whether it copies weights to a group's memory ahead, and whether in bulk.
     copies_ahead: bool,
+    bulk_copies: bool,
     /// Whether it runs kernels for tensor cores.
     tensor_cores: bool,
     /// Where names of kernels that have run are kept.
@@ -143,6 +144,12 @@ impl Emulator {
     /// multiprocessors that small weights are worth it.
     #[must_use]
     pub fn copying_ahead(self) -> Self {
+        Self { copies_ahead: true, bulk_copies: true, ..self }
+    }
+
+    /// The same device with what CUDA's of other compute capabilities have for that, and as few multiprocessors.
+    #[must_use]
+    pub fn copying_by_lanes(self) -> Self {
         Self { copies_ahead: true, ..self }
     }
 
@@ -357,12 +364,17 @@ impl Device for Emulator {
             largest_buffer: 1 << 40,
             unified: self.metal,
             tensor_cores: self.tensor_cores,
+            bulk_copies: self.bulk_copies,
             clusters: false,
             warp_groups: false,
             byte_matrices: !self.metal,
             multiprocessors: if self.copies_ahead { 4 } else { 8 },
             bus: self.bus,
-            group_memory: if self.copies_ahead { 227 << 10 } else { 32 << 10 },
+            group_memory: match (self.copies_ahead, self.bulk_copies) {
+                (false, _) => 32 << 10,
+                (true, false) => 99 << 10,
+                (true, true) => 227 << 10,
+            },
             copies_ahead: self.copies_ahead,
             simdgroup_matrices: self.metal,
         }

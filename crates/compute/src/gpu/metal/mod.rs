@@ -298,6 +298,7 @@ impl Device for Metal {
             bus: 0,
             group_memory: self.device.maxThreadgroupMemoryLength(),
             copies_ahead: false,
+            bulk_copies: false,
             simdgroup_matrices: true,
         }
     }

@@ -1,6 +1,7 @@
 //! Kernels that copy weights to threadgroup memory ahead, and those that read a weight once for several rows: CUDA's alone, which an
 //! emulated device runs too, with the bits of the common kernels.
 
+use moeflux_compute::gpu::GpuBackend;
 use moeflux_compute::gpu::emulator::Ran;
 use moeflux_compute::graph::{ExpertMlp, Precision};
 use moeflux_compute::{DType, Half, MatrixScale, Zeros};
@@ -10,17 +11,29 @@ use super::case::{Batching, Case, Recorder, Schedule};
 use super::checks::{assert_same_bits, compile, run_all, try_run};
 use super::errors::MODES;
 use super::experts::moe_case_of;
-use crate::support::devices::{EMULATOR, copying_ahead, copying_with_fault, is_in_part, is_tested, plain};
+use crate::support::devices::{
+    EMULATOR, copying_ahead, copying_by_lanes, copying_with_fault, is_in_part, is_tested, plain,
+};
 use crate::support::weights::affine;
 
-/// So many rows of each case, the first alone and the others at once, have the bits of rows that a device computes one by one which
-/// copies nothing ahead; each of these kernels has then run for so many encodings.
+/// `check_on` of a device that copies ahead.
 fn check(cases: impl IntoIterator<Item = Case>, rows: &'static [usize; 1], kernels: &[(&str, usize)]) {
+    check_on(copying_ahead, cases, rows, kernels);
+}
+
+/// So many rows of each case, the first alone and the others at once, have the bits of rows that a device computes one by one which
+/// copies nothing; each of these kernels has then run for so many encodings.
+fn check_on(
+    device: fn(&Ran) -> GpuBackend,
+    cases: impl IntoIterator<Item = Case>,
+    rows: &'static [usize; 1],
+    kernels: &[(&str, usize)],
+) {
     if !is_tested(EMULATOR) {
         return;
     }
     let ran = Ran::default();
-    let devices = [plain(), copying_ahead(&ran)];
+    let devices = [plain(), device(&ran)];
     let counts = [vec![1; rows[0]], vec![1, rows[0] - 1]];
     let mut are_all = true;
     for case in cases {
@@ -130,6 +143,27 @@ fn gates_that_are_copied_have_the_bits_of_others() {
             .map(|hidden| moe_case_of(3, 2, [dtype, dtype, DType::Q8_0], [hidden, 32], ExpertMlp::default()))
     });
     check(cases, &[3], &[("copied_gate_up8", 10), ("copied_gate_up8_wide", 10)]);
+}
+
+#[test]
+fn copies_by_lanes_have_the_bits_of_others() {
+    use DType::{Q4_K, Q6_K, Q8_0};
+    let cases = [
+        down_case(Q6_K, [64, 256], 3, 3),
+        down_case(Q4_K, [128, 768], 4, 3),
+        moe_case_of(3, 2, [Q4_K, Q4_K, Q8_0], [2048, 32], ExpertMlp::default()),
+        wide_linear_case(Q4_K, 160, 1024),
+        // Of which a multiprocessor has room for one group, of rows that eight lanes share.
+        down_case(Q6_K, [128, 1536], 6, 5),
+    ];
+    let kernels = [
+        ("joint_down8", 1),
+        ("joint_down8_turns", 1),
+        ("joint_down8_eight", 1),
+        ("copied_gate_up8", 2),
+        ("joint_products", 1),
+    ];
+    check_on(copying_by_lanes, cases, &[8], &kernels);
 }
 
 #[test]

@@ -63,12 +63,20 @@ pub(crate) fn plain() -> GpuBackend {
 /// An emulated device that copies weights ahead, as CUDA's of compute capability 9.0 do, and tells which kernels have run.
 pub(crate) fn copying_ahead(ran: &Ran) -> GpuBackend {
     let ran = ran.clone();
-    copying(move || Emulator::new(1).telling(ran.clone()))
+    ahead(move || Emulator::new(1).telling(ran.clone()))
 }
 
-/// The same with a planted fault.
+/// An emulated device that does so as CUDA's of other compute capabilities do.
+pub(crate) fn copying_by_lanes(ran: &Ran) -> GpuBackend {
+    let ran = ran.clone();
+    GpuBackend::new("emulator", GpuOptions::default(), move || {
+        Ok(Box::new(Emulator::new(1).copying_by_lanes().telling(ran.clone())))
+    })
+}
+
+/// The former with a planted fault.
 pub(crate) fn copying_with_fault(seed: u64, fault: &'static str) -> GpuBackend {
-    copying(move || Emulator::with_fault(seed, fault))
+    ahead(move || Emulator::with_fault(seed, fault))
 }
 
 /// What a device for tensor cores copies to groups' memory by itself.
@@ -107,7 +115,7 @@ fn tensor(
     })
 }
 
-fn copying(open: impl Fn() -> Emulator + Send + Sync + 'static) -> GpuBackend {
+fn ahead(open: impl Fn() -> Emulator + Send + Sync + 'static) -> GpuBackend {
     GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(open().copying_ahead())))
 }
 

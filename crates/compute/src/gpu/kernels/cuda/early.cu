@@ -2,7 +2,7 @@
 // shared memory, so that they take no registers while they wait. What the kernels of `few_rows.h` and `down8` do, with the
 // same bits. Of a token's experts warps choose for themselves, by the logits that the dispatch before the one in front wrote.
 //
-// Those copies are of compute capability 9.0; where this is compiled for less, threads copy.
+// Those copies are of compute capability 9.0; see `instructions.h` for others.
 #define WEIGHTS_IN_SHARED_MEMORY
 #define WITHOUT_KERNELS
 #include "few_experts.h"
@@ -87,8 +87,7 @@ DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, 
     const ulong at = (ulong)token * c.part.rows + row;
     const float residual = c.has_residual ? b.residual[at] : 0.0f;
     bring_pairs(ctx, c, b, pairs, words, scales);
-    barrier(ctx);
-    await_copies(bar);
+    await_copies_of_all(ctx, bar);
     // Half a warp has enough lanes for a short row.
     const float total = pieces_of<D>(c.part.format) <= 16 ? early_row<D, 4, 16>(ctx, c, b, rows, words, scales, pairs)
                                                           : early_row<D, 4, 32>(ctx, c, b, rows, words, scales, pairs);

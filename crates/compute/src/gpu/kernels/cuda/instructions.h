@@ -1,9 +1,10 @@
 // Instructions that copy to shared memory while a group does something else, and the memory that a dispatch asks for. Bulk copies are
-// of compute capability 9.0; where this is compiled for less, threads copy. The emulator has a file of its own in this one's place.
+// of compute capability 9.0; where this is compiled for less, a warp's lanes copy 16 bytes each, and a warp awaits what it has asked for
+// itself. The emulator has a file of its own in this one's place.
 #pragma once
 #include "../dialect.h"
 
-// Whether the thread takes part in bulk copies: one of a warp, or all where threads copy.
+// Whether the thread takes part in a warp's copies: one for all, or each.
 DEVICE bool starts_copies(CTX) {
 #if __CUDA_ARCH__ >= 900
     return ctx.lane() == 0;
@@ -21,7 +22,7 @@ DEVICE void expect_copies(ulong* bar, uint count) {
 #endif
 }
 
-// Waits for all of them; a bar that is used again has 0 and 1 for `parity` by turns.
+// Waits for all of them; a bar that is used again has 0 and 1 for `parity` by turns. All lanes of a warp call this.
 DEVICE void await_copies(ulong* bar, uint parity = 0) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -29,6 +30,20 @@ DEVICE void await_copies(ulong* bar, uint parity = 0) {
             (uint)__cvta_generic_to_shared(bar)),
         "r"(parity)
         : "memory");
+#else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+#endif
+}
+
+// The same for copies of all warps of a group, all of whose threads call this.
+DEVICE void await_copies_of_all(CTX, ulong* bar) {
+#if __CUDA_ARCH__ >= 900
+    barrier(ctx);
+    await_copies(bar);
+#else
+    await_copies(bar);
+    barrier(ctx);
 #endif
 }
 
@@ -48,7 +63,9 @@ DEVICE void copy_bulk(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar)
                  "l"(from), "r"(bytes), "r"((uint)__cvta_generic_to_shared(bar))
                  : "memory");
 #else
-    for (uint i = 16 * ctx.lane(); i < bytes; i += 16 * 32) *(uint4*)(to + i) = __ldg((const uint4*)(from + i));
+    for (uint i = 16 * ctx.lane(); i < bytes; i += 16 * 32)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to + i)), "l"(from + i)
+                     : "memory");
 #endif
 }
 

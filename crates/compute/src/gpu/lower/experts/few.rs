@@ -54,6 +54,9 @@ const JOINT_GROUPS: usize = 192;
 const MOST_JOINT_DOWN: usize = 52 << 10;
 const MOST_JOINT_DOWN_ALONE: usize = 108 << 10;
 
+/// Threadgroup memory that those kernels declare, and what the system takes for a group.
+const DECLARED_MEMORY: usize = 6 << 10;
+
 /// Blocks of an expert's gate and up that a group makes, those that end soonest where there is room for `at_once` groups: a group
 /// rounds its row and chooses its expert once.
 fn gate_up_blocks(all: usize, pairs: usize, at_once: usize) -> usize {
@@ -194,14 +197,16 @@ impl Lowering<'_> {
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
         let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
+        let [two, one] = [(2, MOST_JOINT_DOWN), (1, MOST_JOINT_DOWN_ALONE)]
+            .map(|(groups, most)| most.min(self.group_memory(groups)));
         let joint = |lanes, most| self.joint_down8(e, summed, lanes, most);
         // Where a multiprocessor would have one group, eight lanes a row are worth it if groups would make several turns.
         let has_few = e.parts[2].matrix.rows / WARPS <= self.joint_groups();
-        let down = joint(4, MOST_JOINT_DOWN)
+        let down = joint(4, two)
             .or_else(|| self.early_down8(e, summed))
-            .or_else(|| joint(8, MOST_JOINT_DOWN).filter(|_| !has_few))
-            .or_else(|| joint(4, MOST_JOINT_DOWN_ALONE))
-            .or_else(|| joint(8, MOST_JOINT_DOWN))
+            .or_else(|| joint(8, two).filter(|_| !has_few))
+            .or_else(|| joint(4, one))
+            .or_else(|| joint(8, two))
             .unwrap_or_else(|| self.down8(e, summed, hands));
         let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
         Some(FewBody { body, ready, summed, hands })
@@ -306,7 +311,8 @@ impl Lowering<'_> {
             && (self.rows > 1 || self.memory.experts.resident())
             && (rows * row).is_multiple_of(16);
         let each = rows * row + further.rooms.iter().sum::<usize>();
-        suits.then_some(((WARPS * each + COPY_UNIT) as u32, rows, further))
+        let shared = WARPS * each + COPY_UNIT;
+        (suits && shared <= self.group_memory(1)).then_some((shared as u32, rows, further))
     }
 
     /// Where outputs go, summed or not, and how many rows there are.
@@ -319,7 +325,7 @@ impl Lowering<'_> {
         let down = &e.parts[2];
         let choice = self.own_choice(e).filter(|choice| by_warp(choice) && summed && e.biases.is_none())?;
         let taken = self.copied(down, FastPath::Early)?.iter().sum::<usize>() * choice.route.top_k;
-        if taken > MOST_COPIED_DOWN {
+        if taken > MOST_COPIED_DOWN.min(self.group_memory(2)) {
             return None;
         }
         let [slots, table] = self.slots(e);
@@ -337,6 +343,11 @@ impl Lowering<'_> {
         };
         let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
         Some(Dispatch { shared: taken as u32, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
+    }
+
+    /// What kernels may ask for of a multiprocessor's memory, of which so many groups are to find room, beside what they declare.
+    fn group_memory(&self, groups: usize) -> usize {
+        (self.memory.info.group_memory / groups).saturating_sub(DECLARED_MEMORY)
     }
 
     /// Groups of the kernel that reads an expert once for all rows, at most.

@@ -81,7 +81,7 @@ impl Lowering<'_> {
 
     /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
     pub(super) fn streamed_experts(&mut self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
-        let scratch = self.panel_scratch().filter(|_| self.memory.info.copies_ahead)?;
+        let scratch = self.panel_scratch().filter(|_| self.memory.info.bulk_copies)?;
         let [gate, up, down] = e.parts;
         let experts = self.graph.expert_sets()[e.set.0].experts;
         let top_k = e.routing.top_k();

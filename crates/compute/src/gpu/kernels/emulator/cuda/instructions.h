@@ -7,6 +7,10 @@
 DEVICE bool starts_copies(CTX) { return ctx.lane() == 0; }
 DEVICE void expect_copies(ulong* bar, uint count) { emulator::expect_copies(bar, count); }
 DEVICE void await_copies(ulong* bar, uint parity = 0) { emulator::await_copies(bar, parity); }
+DEVICE void await_copies_of_all(CTX, ulong* bar) {
+    barrier(ctx);
+    await_copies(bar);
+}
 DEVICE void expect_bytes(ulong* bar, uint bytes) { emulator::expect_bytes(bar, bytes); }
 DEVICE void copy_bulk(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar) {
     emulator::copy_bulk(to, from, bytes, bar);
