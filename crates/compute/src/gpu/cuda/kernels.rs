@@ -40,8 +40,14 @@ const DECODING_UNITS: &[&str] = &[
     MEET_UNIT,
 ];
 
-/// The part of a multiprocessor's memory, in percent, that groups of their kernels get; the rest is a cache.
-const SHARED_PERCENT: c_int = 50;
+/// Of a multiprocessor's memory, what groups of their kernels get, where two of most find room; the rest is a cache.
+const SHARED_BYTES: usize = 114 << 10;
+
+/// The same in percent of that memory, all but a kilobyte of which one group may have.
+fn shared_percent(group_memory: usize) -> c_int {
+    let percent = (100 * SHARED_BYTES).div_ceil(group_memory + (1 << 10));
+    percent.min(100) as c_int
+}
 
 /// A kernel that can be launched.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +66,8 @@ pub(super) struct Kernels {
     driver: Arc<Driver>,
     /// Whether there is machine code for the GPU.
     has_code: bool,
+    /// The part of a multiprocessor's memory that groups of kernels of decoding get.
+    shared_percent: c_int,
     loaded: Mutex<Loaded>,
 }
 
@@ -75,8 +83,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Kernels {
-    /// Those of the GPU number `ordinal`, of major compute capability `major`.
-    pub(super) fn of(driver: &Arc<Driver>, ordinal: c_int, major: c_int) -> Arc<Self> {
+    /// Those of the GPU number `ordinal`, of major compute capability `major`, whose groups may have `group_memory` bytes of memory.
+    pub(super) fn of(driver: &Arc<Driver>, ordinal: c_int, major: c_int, group_memory: usize) -> Arc<Self> {
         // By where the driver's library is in memory, and GPU.
         type Users = HashMap<(usize, c_int), Weak<Kernels>>;
         static SHARED: Mutex<Option<Users>> = Mutex::new(None);
@@ -90,6 +98,7 @@ impl Kernels {
         let kernels = Arc::new(Self {
             driver: Arc::clone(driver),
             has_code: archive.has_code(),
+            shared_percent: shared_percent(group_memory),
             loaded: Mutex::new(Loaded { archive, kernels: HashMap::new(), modules: HashMap::new() }),
         });
         shared.insert(key, Arc::downgrade(&kernels));
@@ -127,7 +136,7 @@ impl Kernels {
         // together.
         let percent = match dispatch.unit {
             EXPERT_PANELS_UNIT => Some(100),
-            unit => DECODING_UNITS.contains(&unit).then_some(SHARED_PERCENT),
+            unit => DECODING_UNITS.contains(&unit).then_some(self.shared_percent),
         };
         if let Some(percent) = percent.filter(|_| !kernel.divided) {
             set(attribute::FUNCTION_SHARED_PERCENT, percent)?;
@@ -175,5 +184,16 @@ impl Drop for Kernels {
         for module in lock(&self.loaded).modules.values() {
             let _ = call!(self.driver, module_unload(*module));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_groups_find_room() {
+        // Compute capability 9.0, 8.0, and 8.6, 8.9 or 12.0.
+        assert_eq!([227, 163, 99].map(|kib| shared_percent(kib << 10)), [50, 70, 100]);
     }
 }

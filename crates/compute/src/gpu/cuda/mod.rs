@@ -165,7 +165,7 @@ impl Cuda {
         };
         let (major, minor) = (read(attribute::CAPABILITY_MAJOR)?, read(attribute::CAPABILITY_MINOR)?);
         let multiprocessors = read(attribute::MULTIPROCESSORS)?;
-        let group_memory = read(attribute::MOST_SHARED_BYTES)?;
+        let group_memory = read(attribute::MOST_SHARED_BYTES)?.max(0) as usize;
         let name = String::from_utf8_lossy(&name);
         if major < 8 {
             return Err(Error::NoDevice {
@@ -180,7 +180,7 @@ impl Cuda {
             ordinal: device,
             memory: memory as u64,
             multiprocessors: multiprocessors.max(1) as usize,
-            group_memory: group_memory.max(0) as usize,
+            group_memory,
             limit: u64::MAX,
             used: 0,
             context,
@@ -194,7 +194,7 @@ impl Cuda {
             reached: Event::NULL,
             neighbours: vec![],
             marks: vec![],
-            kernels: Some(Kernels::of(&driver, device, major)),
+            kernels: Some(Kernels::of(&driver, device, major, group_memory)),
             buffers: vec![],
             recordings: vec![],
             staging: Staging::empty(),
