@@ -6,8 +6,8 @@
     .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles those that are not in the record, and records them
     .venv/bin/python tools/cuda/build_kernels.py --check --assemble # fails if archives are not of the sources
 
-`--check` compiles and assembles what the record does not have, and one other unit, another for every commit; with `--all`
-every unit, which takes a processor an hour. The record, `archives/checked.txt`, has a sum over sources, archives, compiler
+`--check` compiles and assembles what the record does not have, and one other unit for one architecture, others for every
+commit; with `--all` every unit, which takes a processor an hour. The record, `archives/checked.txt`, has a sum over sources, archives, compiler
 and architectures of every unit that was compiled from these sources to these archives and assembled.
 
 A unit is a file of kernels, or one for an encoding of weights; it has a file in `archives/ptx`, one in `archives/sm_90`
@@ -271,10 +271,11 @@ def write_record(every: list[Unit], passed: list[Unit]) -> None:
     RECORD.write_text("\n".join([head, *lines]) + "\n")
 
 
-def turn(every: list[Unit]) -> Unit:
-    """One for each commit."""
+def turn(every: list[Unit]) -> tuple[Unit, str]:
+    """A unit for each commit, and an architecture."""
     run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    return every[int(run.stdout[:8] or "0", 16) % len(every)]
+    number = int(run.stdout[:8] or "0", 16)
+    return every[number % len(every)], ARCHITECTURES[number // len(every) % len(ARCHITECTURES)]
 
 
 def assemble(tools: Path, name: str, ptx: str, architecture: str) -> str | None:
@@ -351,16 +352,18 @@ def main() -> None:
     open_units = every if options.all else unrecorded(every)
     with ThreadPoolExecutor(options.jobs) as pool:
         if options.check:
-            chosen = [unit for unit in every if unit in open_units or unit == turn(every)]
+            chosen = [unit for unit in every if unit in open_units or unit == turn(every)[0]]
             compiled = check(tools, pool, every, chosen)
         else:
             compiled = build(tools, pool, every, open_units if options.all or options.assemble else [])
         sizes = [sum(file.stat().st_size for file in (ARCHIVES / what).glob("*.z")) >> 10 for what in ("ptx", "sm_90")]
         print(f"deflated: {sizes[0]} KiB of PTX, {sizes[1]} KiB of machine code")
         if options.assemble:
-            jobs = [(unit.name, one.whole, a) for unit, one in compiled for a in ARCHITECTURES]
+            # On record are units that have been assembled for all.
+            wanted = {unit: ARCHITECTURES if unit in open_units else [turn(every)[1]] for unit, _ in compiled}
+            jobs = [(unit.name, one.whole, a) for unit, one in compiled for a in wanted[unit]]
             notes = [note for note in pool.map(lambda job: assemble(tools, *job), jobs) if note]
-            print("\n".join([*notes, f"assembled for {', '.join(ARCHITECTURES)}"]))
+            print("\n".join(notes + [f"{unit.name}: assembled for {', '.join(wanted[unit])}" for unit in wanted]))
             if not options.check:
                 write_record(every, [unit for unit, _ in compiled])
 
