@@ -48,7 +48,7 @@ pub use compressed::{
 pub use cpu_only::CpuOnlyOp;
 pub use experts::{
     ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteBy, RouteOp, Score,
-    Weighted,
+    TopSoftmaxOp, Weighted,
 };
 pub use hyper::{
     GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, SoftmaxMixOp,

@@ -2,7 +2,7 @@
 
 use super::activate::softplus;
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
-use crate::graph::{GroupRank, Groups, Output, Route, RouteBy, RouteOp, Score};
+use crate::graph::{GroupRank, Groups, Output, Route, RouteBy, RouteOp, Score, TopSoftmaxOp};
 use crate::quant::dequantize_row;
 use crate::{Result, TensorView};
 
@@ -29,6 +29,23 @@ impl CpuOp for RouteOp {
         let outcome = outcome.and_then(|()| announce(cpu, routing.index, &choice, call));
         cpu.choices[routing.index] = choice;
         outcome
+    }
+}
+
+impl CpuOp for TopSoftmaxOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { logits, top_k } = *self;
+        let mut choice = Choice::default();
+        choice.route(cpu.values.of(logits), None, &self.route());
+        let rows = cpu.values.rows(logits);
+        cpu.map_rows(call.out(), rows, |_, row, out| {
+            out.fill(0.0);
+            let chosen = row * top_k..(row + 1) * top_k;
+            for (id, weight) in choice.ids[chosen.clone()].iter().zip(&choice.weights[chosen]) {
+                out[*id as usize] = *weight;
+            }
+        });
+        Ok(())
     }
 }
 

@@ -36,6 +36,12 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
             }
             (op.route.top_k > 64).then_some("routers that choose more than 64 experts")
         }
+        Op::TopSoftmax(op) => {
+            if op.logits.width() > 1024 {
+                return Some("softmaxes over some of more than 1024 logits");
+            }
+            (op.top_k > 64).then_some("softmaxes over more than 64 chosen logits")
+        }
         Op::GatedDeltaRule(op) => {
             (op.shape.key_dim > 512).then_some("delta rules of more than 512 channels a key")
         }

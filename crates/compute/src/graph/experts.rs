@@ -197,6 +197,38 @@ impl Operation for RouteOp {
     }
 }
 
+/// The softmax over the `top_k` largest logits of a row (ties: the lower column first), and 0 for the others: what
+/// [`Score::SoftmaxOfChosen`] weighs experts by that are all computed (JetMoE's mixture of attention heads, Shen et al. 2024).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TopSoftmaxOp {
+    /// (rows, experts).
+    pub logits: Value,
+    /// Logits of a row that count.
+    pub top_k: usize,
+}
+
+refers!(TopSoftmaxOp { logits, top_k });
+
+impl TopSoftmaxOp {
+    /// The router that chooses and weighs so.
+    pub(crate) fn route(&self) -> Route {
+        let route = Route::softmax(self.logits.width, self.top_k, false);
+        Route { score: Score::SoftmaxOfChosen, ..route }
+    }
+}
+
+impl Operation for TopSoftmaxOp {
+    const NAME: &'static str = "top_softmax";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let Self { logits, top_k } = *self;
+        if top_k == 0 || top_k > logits.width {
+            return Err(Error::Shape { op: Self::NAME, what: "top_k", expected: logits.width, got: top_k });
+        }
+        Ok(logits.width)
+    }
+}
+
 /// Σ over the chosen experts, in the router's order, of weight · expert(x).
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeExpertsOp {
@@ -321,6 +353,14 @@ impl GraphBuilder {
         self.routings += 1;
         self.nodes.push(Node { name: self.scope.clone(), op: op.into(), out: Output::Routing(out) });
         Ok(out)
+    }
+
+    /// The softmax over the `top_k` largest logits of a row, and 0 for the others.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if top_k is not within 1..=width.
+    pub fn top_softmax(&mut self, logits: Value, top_k: usize) -> Result<Value> {
+        self.record(TopSoftmaxOp { logits, top_k })
     }
 
     /// Weighted sum of the chosen experts.

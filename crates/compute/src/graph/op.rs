@@ -7,7 +7,7 @@ use super::CpuOnlyOp;
 use super::activation::{ActivateOp, GateOp, GeluOp, ScaledSiluOp};
 use super::attention::{AttentionOp, BidirectionalAttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
-use super::experts::{MoeExpertsOp, RouteOp};
+use super::experts::{MoeExpertsOp, RouteOp, TopSoftmaxOp};
 use super::hyper::{
     GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, SoftmaxMixOp, StreamAddOp, StreamGateOp,
 };
@@ -100,6 +100,7 @@ ops! { $
     BlockAttention(BlockAttentionOp),
     ChooseBlocks(ChooseBlocksOp),
     Route(RouteOp),
+    TopSoftmax(TopSoftmaxOp),
     MoeExperts(MoeExpertsOp),
     CausalConv1d(CausalConv1dOp),
     GatedDeltaRule(GatedDeltaRuleOp),

@@ -6,7 +6,9 @@ use super::attention::softmax;
 use super::linear::by_adapter;
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, activate, linear, sigmoid, softplus};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::graph::{Activation, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, Weighted};
+use crate::graph::{
+    Activation, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, TopSoftmaxOp, Weighted,
+};
 use crate::quant::dequantize_row;
 use crate::{Result, Tensor, TensorView};
 
@@ -144,6 +146,19 @@ impl ReferenceOp for RouteOp {
                 logits.zip(call.batch.tokens).map(row).collect::<Result<_>>().map(Outcome::Routing)
             }
         }
+    }
+}
+
+impl ReferenceOp for TopSoftmaxOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let row = |logits: &Vec<f32>| {
+            let mut out = vec![0.0; logits.len()];
+            for (id, weight) in route(logits, None, &self.route()) {
+                out[id as usize] = weight;
+            }
+            out
+        };
+        Ok(Outcome::Rows(call.of(self.logits).iter().map(row).collect()))
     }
 }
 

@@ -26,6 +26,24 @@ KERNEL(route_rows, RouteRowsConstants, (const float, logits), (uint, ids), (floa
     warp_route(ctx, c.route, logits + (ulong)row * c.route.experts, ids + (ulong)row * top_k, weights + (ulong)row * top_k);
 }
 
+// Logits (rows, experts) → out, the same shape: the softmax over the chosen ones, 0 for the others. A group does a row.
+KERNEL(top_softmax, RouteConstants, (const float, logits), (float, out)) {
+    SHARED(float, scores, MAX_EXPERTS);
+    SHARED(uint, keys, MAX_EXPERTS);
+    SHARED(uint, group_keys, MAX_EXPERTS);
+    SHARED(uint, chosen, MAX_CHOSEN);
+    const RouteMemory m = {scores, keys, group_keys, chosen};
+    const ulong row = (ulong)ctx.group_x() * c.experts;
+    const float poison = choose(ctx, c, logits + row, logits, m, true), best = scores[chosen[0]];
+    float sum = 0.0f;
+    for (uint i = 0; i < c.top_k; ++i) sum += exp_of(scores[chosen[i]] - best);
+    for (uint e = ctx.thread(); e < c.experts; e += ctx.threads()) {
+        float weight = 0.0f;
+        for (uint i = 0; i < c.top_k; ++i) weight = chosen[i] == e ? exp_of(scores[e] - best) / sum + poison : weight;
+        out[row + e] = weight;
+    }
+}
+
 struct ScaleChosenConstants {
     // Pairs of a row with an expert.
     uint count;

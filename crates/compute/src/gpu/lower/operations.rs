@@ -96,6 +96,7 @@ impl Lowering<'_> {
             Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
                 return self.ngram_embed(ngrams, state, to);
             }
+            Op::TopSoftmax(ref op) => self.top_softmax(op, to),
             Op::Clamp(ref op) => self.clamp_between(op, to),
             Op::Standardize(ref op) => self.standardize(op, to),
             Op::BlockRows(ref op) => self.block_rows(op, to),

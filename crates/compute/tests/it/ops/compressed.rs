@@ -248,6 +248,8 @@ fn what_does_not_fit_is_refused_while_recording() {
         g.compressed_attention(inputs, CompressedAttention { stride: 2, ..shape }).err(),
         g.route_by_token(b, vector, route).err(),
         g.route_by_token(a, vector, route).err(),
+        g.top_softmax(a, 0).err(),
+        g.top_softmax(a, a.width() + 1).err(),
         g.gated_mean(a, b, 2).err(),
         g.stream_add(a, b, a).err(),
         g.stream_gate(a, a, b).err(),

@@ -140,7 +140,7 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::BidirectionalAttention(_) => SUMS,
         Op::LatentAttention(_) => bound(1e-12, 3e-6),
         Op::WindowPool(_) | Op::WindowMean(_) => SUMS,
-        Op::Route(_) => SUMS,
+        Op::Route(_) | Op::TopSoftmax(_) => SUMS,
         // Gate, up and down each add what a linear layer does; an output's error is that of two rounded factors plus
         // one more rounding of their product.
         Op::MoeExperts(_) if int8 => bound(2e-4, 6e-2),

@@ -59,6 +59,17 @@ pub fn routes_with_scales() -> Vec<Case> {
     all.into_iter().map(of).collect()
 }
 
+pub fn softmaxes_of_the_largest() -> Vec<Case> {
+    let case = |(width, top_k)| {
+        let mut r = Recorder::new(5);
+        // Many are equal; zeros have one sign.
+        let logits = r.input_of(width, |random| (random.normal() * 3.0).round() + 0.0);
+        let out = r.graph.top_softmax(logits, top_k).unwrap();
+        r.case(format!("{top_k} of {width}"), out)
+    };
+    [(1, 1), (8, 2), (8, 8), (37, 5), (300, 64)].map(case).into()
+}
+
 /// A router on logits from `logit`, whose choices show in the result.
 fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
     biased_route_case(route, false, name, logit)

@@ -100,6 +100,7 @@ tables! {
     experts::routes_by_other_scores,
     experts::routes_by_logits_and_sigmoids,
     experts::routes_with_scales,
+    experts::softmaxes_of_the_largest,
     experts::moe_experts_of_every_encoding,
     experts::moe_experts_of_many_shapes,
     experts::moe_experts_in_planes,

@@ -22,7 +22,7 @@
     unit!("ngrams", "b53aaac7f4a333c0", ["ngram_embed", "ngram_state"]),
     unit!("recurrent", "6563e9f33da39966", ["carry", "causal_conv1d", "window_mean", "window_pool"]),
     unit!("rms_norm", "a21fcbea01e409b3", ["layer_norm", "rms_norm"]),
-    unit!("route", "1031b2f85e965158", ["route", "route_by_token", "route_rows", "scale_chosen"]),
+    unit!("route", "b1626cd1e6c54fbb", ["route", "route_by_token", "route_rows", "scale_chosen", "top_softmax"]),
     unit!("rows", "192a03e840bcf797", ["gather_rows", "head_scale", "join", "position_scale", "put_rows", "repeat", "rope", "slice"]),
     unit!("selective_scan", "e836007f334d2fd0", ["selective_scan_2", "selective_scan_32"]),
     unit!("share", "1a8c1420629308d1", ["collect", "offer"]),

@@ -26,7 +26,7 @@ use crate::gpu::arguments::{
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
-use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
+use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, TopSoftmaxOp, Value, WeightId, Weighted};
 
 /// Groups of a multiprocessor that sum experts' outputs, from which a thread has four columns.
 const COMBINING_GROUPS: usize = 4;
@@ -89,6 +89,14 @@ impl Lowering<'_> {
                 .over([self.rows.div_ceil(WARPS), 1, 1], THREADS);
         }
         Launch { unit: "route", kernel: "route", buffers: &buffers, constants: &constants }
+            .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// The softmax over the largest logits of rows.
+    pub(in crate::gpu::lower) fn top_softmax(&self, op: &TopSoftmaxOp, out: Value) -> Dispatch {
+        let buffers = [self.value(op.logits), self.value(out)];
+        let constants = &RouteConstants::new(&op.route(), false);
+        Launch { unit: "route", kernel: "top_softmax", buffers: &buffers, constants }
             .over([self.rows, 1, 1], THREADS)
     }
 
