@@ -129,6 +129,14 @@ ROWS: dict[str, list[Row]] = {
     "step3p7_basic": SETS_OF_KINDS
     + [("scaling by its older key", both(drop("rope_parameters"), put("rope_scaling", {"type": "linear", "factor": 3.0})))]
     + keys("moe_router_scaling_factor", "rms_norm_eps"),
+    "zaya_basic": TIED
+    + keys("num_experts_per_tok", "cca_time0", "rope_parameters", "layer_types", sliding_window=9, rope_theta=77.0)
+    + [
+        ("a set without a part", without("hybrid_sliding", "partial_rotary_factor")),
+        ("scaling by its older key", put("rope_scaling", YARN)),
+        ("a part beside a set without", both(without("hybrid", "partial_rotary_factor"), put("partial_rotary_factor", 0.5))),
+        ("YaRN of one kind", put("rope_parameters", {"hybrid": YARN | {"rope_theta": 333.0}, "hybrid_sliding": ODD | {"rope_type": "linear"}})),
+    ],
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
 }
 

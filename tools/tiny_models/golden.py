@@ -207,7 +207,7 @@ def score_of(config) -> Callable[[torch.Tensor], torch.Tensor]:
     kinds = {"sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(), "softmax": lambda x: x.softmax(-1)}
     if config.model_type == "kolibri1":
         return lambda x: x
-    kind = "softmax" if config.model_type == "longcat_flash" else getattr(config, "scoring_func", None)
+    kind = "softmax" if config.model_type in ("longcat_flash", "zaya") else getattr(config, "scoring_func", None)
     return kinds.get(kind, torch.sigmoid)
 
 

@@ -64,6 +64,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_hybrid.exaone_moe,
         random_hybrid.granitemoehybrid,
         random_hybrid.lfm2_moe,
+        random_hybrid.zaya,
         random_lightning.bailing_hybrid,
         random_windowed.cohere2_moe,
         random_lightning.minimax,

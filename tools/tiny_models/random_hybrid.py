@@ -1,5 +1,5 @@
 """Random small configurations of families whose layers are of several kinds: Gemma 4, AFMoE, EXAONE-MoE, Granite 4 hybrid,
-Jamba, LFM2."""
+Jamba, LFM2, ZAYA1."""
 
 from typing import Any
 
@@ -175,4 +175,32 @@ def lfm2_moe(d: Draw) -> dict[str, Any]:
     }
     d.only(gguf=False, mlx=False)
     d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def zaya(d: Draw) -> dict[str, Any]:
+    config = d.base(4) | d.heads() | d.experts("num_experts")
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    kinds = _kinds(d, layers, "hybrid", "hybrid_sliding")
+    config |= {
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": d.width(1, 40),
+        "router_hidden_size": d.width(1, 40),
+        "cca_time0": d.pick(1, 2, 2, 3, 5),
+        "cca_time1": d.pick(1, 2, 2, 3, 4),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, kinds),
+    }
+    if d.chance(0.8):
+        part = d.pick(0.5, 1.0) if head_dim % 4 == 0 else 1.0
+        config["rope_parameters"] = {
+            kind: d.rope(int(part * head_dim), kinds=PLAIN_KINDS) | {"partial_rotary_factor": part}
+            for kind in ("hybrid", "hybrid_sliding")
+        }
+    elif head_dim % 4:
+        config["head_dim"] = 12
+    d.maybe(config, "attention_bias", True)
+    d.maybe(config, "lm_head_bias", True)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": True}
     return config

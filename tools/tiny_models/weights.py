@@ -81,15 +81,19 @@ CORRECTION_BIASES = {
     "inkling_text": CorrectionBias(std=0.3, float32=True),
     "axk2": CorrectionBias(std=0.4, float32=False),
     "kolibri1": CorrectionBias(std=0.5, float32=True),
+    "zaya": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.
 EXPERT_BIAS = "expert_bias"
+# Of ZAYA1.
+BALANCING_BIASES = "balancing_biases"
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
 ROUTERS += ("ffn.router.layer.weight", "router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
-ROUTERS += ("mlp.router.classifier.weight",)
+ROUTERS += ("mlp.router.classifier.weight", "router_mlp.out_proj.weight")
 # Weights around one.
 NORMS = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
+NORMS += ("hidden_states_scale", "residual_scale.residual_scale", "router_states_scale", "qk_norm.temp")
 # What a layer's result is multiplied with.
 LAYER_SCALE = "layer_scalar"
 # Logarithms of learned factors on the frequencies of a rotation.
@@ -129,6 +133,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
             elif name.endswith("global_scale"):
                 parameter.copy_(1 + NORM_SPREAD * (torch.rand(parameter.shape, generator=generator) * 2 - 1))
+            elif name.endswith("conv_qk_grouped.weight"):
+                normal(parameter, MATRIX_GAIN / parameter[0].numel() ** 0.5)
             elif name.endswith("rel_logits_proj.proj"):
                 normal(parameter, 1.0)
             elif name.endswith(".dt_bias"):
@@ -155,8 +161,12 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 buffer.copy_(1 + NORM_SPREAD * (torch.rand(buffer.shape, generator=generator) * 2 - 1))
             elif name.endswith(FREQUENCIES):
                 normal(buffer, BIAS_STD)
-        for buffer in correction_biases(model).values():
+        for name, buffer in correction_biases(model).items():
             normal(buffer, CORRECTION_BIASES[model.config.model_type].std)
+            if name.endswith(BALANCING_BIASES):
+                # What transformers makes of the last one whenever it reads a model; near it, so that it does not decide alone.
+                buffer -= 1.2
+                buffer[-1] = -1.0
         for name, table in model.named_buffers():
             if name.endswith(TOKEN_TABLE):
                 order = torch.rand(table.shape[0], model.config.n_routed_experts, generator=generator).argsort()
@@ -168,7 +178,7 @@ def correction_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     They are weights, although transformers keeps them as buffers.
     """
-    kinds = (CORRECTION_BIAS, EXPERT_BIAS)
+    kinds = (CORRECTION_BIAS, EXPERT_BIAS, BALANCING_BIASES)
     return {name: buffer for name, buffer in model.named_buffers() if name.endswith(kinds)}
 
 

@@ -10,6 +10,7 @@ the meaning would show as a difference from the model in memory.
 from . import (
     chunked,
     compressed,
+    convolved,
     experts_by_sigmoid,
     experts_by_softmax,
     gpt_oss,
@@ -28,6 +29,7 @@ from . import (
 HF_CASES = [
     *chunked.CASES,
     *compressed.CASES,
+    *convolved.CASES,
     *experts_by_sigmoid.CASES,
     *experts_by_softmax.CASES,
     *gpt_oss.CASES,

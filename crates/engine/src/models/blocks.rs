@@ -6,7 +6,7 @@ use moeflux_compute::graph::{
 };
 
 use super::config::Config;
-use super::recorder::{ExpertNames, Recorder};
+use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
@@ -205,6 +205,16 @@ pub struct AttentionKind {
 /// x times a factor.
 pub fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
     if factor == 1.0 { x } else { r.graph.position_scale(x, PositionScale::constant(factor)) }
+}
+
+/// x plus the vector `name`.
+///
+/// # Errors
+/// If it is missing or not as wide as x.
+pub fn plus(r: &mut Recorder, x: Value, name: &str) -> Result<Value> {
+    let negative = r.constants(name, &[x.width()], Form::F32Negative)?;
+    let ones = r.made_up(name, [x.width(); 2], Form::Ones)?;
+    Ok(r.graph.standardize(x, negative, ones)?)
 }
 
 /// Token embeddings, and the table for a tied head.

@@ -81,6 +81,7 @@ mod sarvam_moe;
 mod solar_open;
 mod step3p7;
 pub(crate) mod vision;
+mod zaya;
 
 use std::sync::Arc;
 
@@ -187,6 +188,7 @@ pub const FAMILIES: &[Family] = &[
     sarvam_moe::FAMILY,
     sarvam_mla::FAMILY,
     aria::FAMILY,
+    zaya::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

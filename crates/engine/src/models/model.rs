@@ -89,7 +89,14 @@ pub enum Form {
     Widened,
     /// f32 matrices: columns that are stored as rows.
     Transposed,
-    /// The same, that matrix so many times below itself.
+    /// f32 matrices: of kernels of so many values, which rows hold one after the other, one value each.
+    Tap {
+        /// Which, the oldest first.
+        tap: usize,
+        /// Values of a kernel.
+        taps: usize,
+    },
+    /// The same as `Transposed`, that matrix so many times below itself.
     TransposedEach {
         /// At least 1.
         times: usize,
@@ -118,6 +125,16 @@ pub enum Form {
     Zeros,
     /// f32, 1 likewise.
     Ones,
+    /// f32, 1 likewise, but 0 for the last ones.
+    OnesBut {
+        /// How many are 0.
+        zeros: usize,
+    },
+    /// f32, kernels of convolutions likewise, one for each value, by which channels are what they were before.
+    Delay {
+        /// So many tokens before.
+        by: usize,
+    },
     /// f32, and behind them `count` numbers so large that a router chooses those first.
     Followed {
         /// How many.
@@ -146,6 +163,7 @@ impl Form {
             Self::Stored
             | Self::Widened
             | Self::Transposed
+            | Self::Tap { .. }
             | Self::TransposedEach { .. }
             | Self::Followed { .. }
             | Self::F32
@@ -154,7 +172,7 @@ impl Form {
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
             Self::F32Negative => -value,
-            Self::Ones => 1.0,
+            Self::Ones | Self::OnesBut { .. } | Self::Delay { .. } => 1.0,
             Self::Zeros | Self::NoneOf { .. } | Self::Slopes { .. } => 0.0,
         }
     }
@@ -202,6 +220,11 @@ impl Model {
         if let Form::Ids { words, below } = source.form {
             return self.ids(&source.stored, &tensor, words, below);
         }
+        if let Form::Tap { tap, taps } = source.form {
+            let values = dequantize(tensor.view())?;
+            let values: Vec<f32> = values.into_iter().skip(tap).step_by(taps).collect();
+            return Ok(Tensor::from_f32(tensor.rows(), tensor.cols() / taps, &values)?);
+        }
         if source.form == Form::Transposed {
             return transposed(&tensor, 1);
         }
@@ -220,6 +243,13 @@ impl Model {
             stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
         if let Form::Slopes { layer, layers } = source.form {
             lightning_slopes(&mut values, layer, layers);
+        }
+        if let Form::OnesBut { zeros } = source.form {
+            values.iter_mut().rev().take(zeros).for_each(|value| *value = 0.0);
+        }
+        if let Form::Delay { by } = source.form {
+            let kernel = |value| std::iter::once(value).chain(std::iter::repeat_n(0.0, by));
+            values = values.into_iter().flat_map(kernel).collect();
         }
         if let Form::Followed { count } = source.form {
             values.extend(std::iter::repeat_n(CHOSEN_FIRST, count));

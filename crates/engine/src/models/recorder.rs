@@ -334,6 +334,8 @@ impl Recorder {
             Form::TransposedEach { times } => {
                 MatrixSpec { dtype: DType::F32, rows: cols.saturating_mul(times), cols: rows }
             }
+            Form::Tap { taps, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / taps },
+            Form::Delay { by } => MatrixSpec::vector((rows * cols).saturating_mul(by.saturating_add(1))),
             Form::Followed { count } => MatrixSpec::vector((rows * cols).saturating_add(count)),
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             Form::Repeated { times } => MatrixSpec::vector((rows * cols).saturating_mul(times)),
@@ -416,6 +418,28 @@ impl Recorder {
         }
         stored.shape = vec![rows, cols];
         self.add(stored, WeightPart::Whole, Form::Stored)
+    }
+
+    /// A (rows, cols) matrix, as f32: one of the `taps` values of each kernel of a convolution that `module` is, of shape (rows,
+    /// cols, taps).
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn kernel_tap(
+        &mut self,
+        module: &str,
+        [rows, cols]: [usize; 2],
+        [tap, taps]: [usize; 2],
+    ) -> Result<WeightId> {
+        let shape = [rows, cols, taps];
+        let stored = self.find(module, "weight", &shape, Need::Required)?;
+        let mut stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
+        if stored.shape != shape || stored.planes.len() != 1 {
+            let expected = format!("plain values of shape {shape:?}");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        stored.shape = vec![rows, cols * taps];
+        self.add(stored, WeightPart::Whole, Form::Tap { tap, taps })
     }
 
     /// A (rows, cols) matrix that is stored with its columns as rows, as f32.
