@@ -137,6 +137,7 @@ ROWS: dict[str, list[Row]] = {
         ("a part beside a set without", both(without("hybrid", "partial_rotary_factor"), put("partial_rotary_factor", 0.5))),
         ("YaRN of one kind", put("rope_parameters", {"hybrid": YARN | {"rope_theta": 333.0}, "hybrid_sliding": ODD | {"rope_type": "linear"}})),
     ],
+    "jetmoe_basic": rope() + TIED + keys("rms_norm_eps", "num_experts_per_tok", num_attention_heads=7, num_experts_per_tok=3),
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
 }
 

@@ -25,6 +25,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_softmax.mixtral,
         random_softmax.olmoe,
         random_softmax.aria_text,
+        random_softmax.jetmoe,
         random_latent.deepseek_v3,
         random_latent.sarvam_mla,
         random_latent.deepseek_v2,

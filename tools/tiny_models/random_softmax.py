@@ -75,6 +75,21 @@ def aria_text(d: Draw) -> dict[str, Any]:
     return config
 
 
+def jetmoe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    del config["num_attention_heads"]
+    config |= {
+        "kv_channels": config.pop("head_dim"),
+        "num_local_experts": min(config["num_local_experts"], 12),
+        "num_experts_per_tok": min(config["num_experts_per_tok"], 12),
+        "intermediate_size": d.width(1, 40),
+    }
+    config["rope_parameters"] = d.rope(config["kv_channels"])
+    # Neither llama.cpp nor mlx-lm has it.
+    d.only(gguf=False, mlx=False)
+    return config
+
+
 def gpt_oss(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_local_experts")
     config |= {

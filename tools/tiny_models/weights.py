@@ -91,6 +91,7 @@ BALANCING_BIASES = "balancing_biases"
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
 ROUTERS += ("ffn.router.layer.weight", "router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
 ROUTERS += ("mlp.router.classifier.weight", "router_mlp.out_proj.weight")
+ROUTERS += ("mlp.router.layer.weight", "self_attention.experts.router.layer.weight")
 # Weights around one.
 NORMS = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
 NORMS += ("hidden_states_scale", "residual_scale.residual_scale", "router_states_scale", "qk_norm.temp")

@@ -1,4 +1,4 @@
-"""Full attention, experts scored by a softmax: DBRX, Granite-MoE, Hunyuan-A13B, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
+"""Full attention, experts scored by a softmax: DBRX, Granite-MoE, Hunyuan-A13B, JetMoE, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
 
 from typing import Any
 
@@ -143,7 +143,46 @@ def _dbrx(attention: dict[str, Any] | None = None, experts: dict[str, Any] | Non
     return base | changes
 
 
+def _jetmoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=83,
+        hidden_size=24,
+        intermediate_size=10,
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        kv_channels=8,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 3000.0},
+    )
+    return base | changes
+
+
 CASES = [
+    # As published: older keys, tied; an epsilon that only the last norm has.
+    HfCase("jetmoe_basic", "jetmoe", 281, _jetmoe(rms_norm_eps=0.05), published_keys=True),
+    # All experts chosen, a single head, YaRN, a head of its own.
+    HfCase(
+        "jetmoe_all",
+        "jetmoe",
+        282,
+        _jetmoe(
+            num_hidden_layers=2,
+            num_key_value_heads=1,
+            kv_channels=14,
+            num_local_experts=3,
+            num_experts_per_tok=3,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        dtype="float32",
+    ),
     # A base stretched for an alpha; as published, with lists that transformers does not read and a number of experts for
     # each layer; tied.
     HfCase(

@@ -42,6 +42,7 @@ mod hy_v4;
 mod indexer;
 mod inkling;
 mod jamba;
+mod jetmoe;
 mod kimi_k3;
 mod kimi_linear;
 mod klear;
@@ -189,6 +190,7 @@ pub const FAMILIES: &[Family] = &[
     sarvam_mla::FAMILY,
     aria::FAMILY,
     zaya::FAMILY,
+    jetmoe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

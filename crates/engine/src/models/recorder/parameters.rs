@@ -1,5 +1,7 @@
 //! Tensors that are parameters by themselves, not weights of a module.
 
+use std::ops::Range;
+
 use moeflux_compute::DType;
 use moeflux_compute::graph::WeightId;
 
@@ -48,7 +50,26 @@ impl Recorder {
     ///
     /// # Errors
     /// As [`Recorder::matrix`].
-    pub fn stacked_parameter(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<WeightId> {
+    pub fn stacked_parameter(&mut self, name: &str, shape: [usize; 3]) -> Result<WeightId> {
+        let stored = self.stored_stack(name, shape)?;
+        self.add(stored, WeightPart::Whole, Form::Stored)
+    }
+
+    /// As [`Recorder::stacked_parameter`], with all rows in this order.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn stacked_rows(
+        &mut self,
+        name: &str,
+        shape: [usize; 3],
+        rows: Vec<Range<usize>>,
+    ) -> Result<WeightId> {
+        let stored = self.stored_stack(name, shape)?;
+        self.add(stored, WeightPart::Rows(rows), Form::Stored)
+    }
+
+    fn stored_stack(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<StoredWeight> {
         let tensor = self.resolve(name);
         let stored = self.find_tensor(name, &tensor, &[count, rows, cols], Need::Required)?;
         let mut stored =
@@ -58,7 +79,7 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
         stored.shape = vec![count * rows, cols];
-        self.add(stored, WeightPart::Whole, Form::Stored)
+        Ok(stored)
     }
 
     /// Whether the checkpoint has the tensor `name`, without `.weight`.
