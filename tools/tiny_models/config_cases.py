@@ -139,6 +139,29 @@ ROWS: dict[str, list[Row]] = {
     ],
     "jetmoe_basic": rope() + TIED + keys("rms_norm_eps", "num_experts_per_tok", num_attention_heads=7, num_experts_per_tok=3),
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
+    "dots3_note_basic": TIED
+    + SCALED
+    + keys(
+        "layer_types",
+        "use_dsa",
+        "first_k_dense_replace",
+        "rope_theta",
+        "swa_rope_theta",
+        "swa_qk_rope_head_dim",
+        moe_layer_freq=[0, 1, 1, 1],
+        sliding_window=5,
+        swa_qk_rope_head_dim=8,
+        use_dsa=False,
+    )
+    + [
+        ("a base for all kinds", put("rope_parameters", {"rope_theta": 77.0})),
+        ("an empty object", put("rope_parameters", {})),
+        ("YARN of all kinds, with truncate", put("rope_parameters", YARN | {"truncate": False, "beta_fast": 8.0})),
+        ("sets, one without a base", put("rope_parameters", {"indexed_attention": {"rope_type": "linear", "factor": 3.0}, "sliding_attention": YARN})),
+        ("kinds as transformers calls them", put("layer_types", ["indexed_attention", "deepseek_sparse_attention", *["sliding_attention"] * 2])),
+    ],
+    "dots3_note_stacked": keys("routed_scaling_factor", "norm_topk_prob", "sliding_window", "rms_norm_eps", sliding_window=None)
+    + [("another base for windows", into("sliding_attention", {"rope_theta": 333.0}))],
 }
 
 

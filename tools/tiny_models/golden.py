@@ -165,6 +165,7 @@ INDEXERS_BY_TOPK = (
     "MiniMaxM3VLIndexer",
     "MistralLarge4TextIndexer",
     "AXK2Indexer",
+    "Dots3NoteTextIndexer",
 )
 
 

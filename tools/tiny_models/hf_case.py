@@ -44,6 +44,8 @@ class HfCase:
     # Patterns in the names of tensors and what is put in their place, where published names are others than those that
     # transformers writes.
     renames: tuple[tuple[str, str], ...] = ()
+    # Names of tensors beside the model's, which are not the text model's.
+    beside: tuple[str, ...] = ()
     # Hy4 with channels in the order of published checkpoints, which rotate neighbours; and said so by `late_edits`.
     interleaved: bool = False
     # DeepSeek-V4 as published: "all" for experts in FP4 and the rest in FP8, with powers of two for scales; or "experts".

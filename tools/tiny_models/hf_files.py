@@ -84,6 +84,8 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
         leave_text_model(folder, case.family)
     if case.within:
         put_within(folder, case.within)
+    if case.beside:
+        put_beside(folder, case.beside)
     edit_config(folder / "config.json", case.late_edits)
     return found.report
 
@@ -186,6 +188,13 @@ def put_within(folder: Path, part: str) -> None:
     own = json.loads((folder / "config.json").read_text())
     config = {"model_type": own["model_type"].removesuffix(f"_{part}"), f"{part}_config": own}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def put_beside(folder: Path, names: tuple[str, ...]) -> None:
+    """Puts tensors that are not the text model's beside those of a checkpoint of one file."""
+    path = folder / "model.safetensors"
+    others = {name: torch.full((3,), torch.nan) for name in names}
+    save_file(load_file(path) | others, path, metadata={"format": "pt"})
 
 
 # What the text models of multimodal ones call themselves.

@@ -82,6 +82,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_hybrid.jamba,
         random_latent.longcat_flash,
         random_latent.mistral_large4,
+        random_latent.dots3_note_text,
         random_windowed.flint,
         random_windowed.inkling_text,
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .random_draw import Draw
+from .random_draw import PLAIN_KINDS, Draw
 
 
 def latent(d: Draw) -> dict[str, Any]:
@@ -192,3 +192,60 @@ def mistral_large4(d: Draw) -> dict[str, Any]:
     d.case = {"stacked_experts": d.chance(0.3), "max_shard_bytes": None}
     tied = text.pop("tie_word_embeddings")
     return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
+
+
+def dots3_note_text(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    layers = config["num_hidden_layers"] = d.rng.randint(1, 6)
+    heads, nope, rope = d.rng.randint(1, 6), d.width(1, 30), 2 * d.rng.randint(1, 12)
+    dense, every, shared = config.pop("first_k_dense_replace"), d.pick(1, 1, 2), d.width(1, 30)
+    sliding = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": d.width(5, 40),
+        "kv_lora_rank": d.width(5, 40),
+        "head_dim": nope + rope,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": d.width(1, 30),
+    }
+    kinds = [d.pick("indexed_attention", "full_attention", "sliding_attention") for _ in range(layers)]
+    config |= {
+        "q_lora_rank": config["q_lora_rank"] or d.width(5, 40),
+        "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "mlp_layer_types": ["sparse" if i >= dense and i % every == 0 else "dense" for i in range(layers)],
+        "shared_experts_intermediate_size": shared,
+        "layer_types": kinds,
+        "per_layer_config": {i: sliding for i, kind in enumerate(kinds) if kind == "sliding_attention"},
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "sliding_window": d.rng.randint(1, 50),
+        # Mostly as many keys as there are tokens: attention is dense.
+        "index_topk": d.pick(9, 256, 256),
+        "index_n_heads": d.rng.randint(10, 18),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+        "pad_token_id": None,
+    }
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance(0.3)}
+    if d.chance():
+        config["rope_parameters"] = {
+            kind: d.rope(rope if kind == "sliding_attention" else config["qk_rope_head_dim"], kinds=PLAIN_KINDS)
+            for kind in sorted(set(kinds))
+        }
+        return config
+    # Keys as published, which have one kind beside that with a window.
+    one, bases = d.pick("indexed_attention", "full_attention"), (d.pick(50.0, 3000.0), d.pick(90.0, 8000.0))
+    kinds = [kind if kind == "sliding_attention" else one for kind in kinds]
+    config["layer_types"] = kinds
+    config["rope_parameters"] = {
+        kind: {"rope_type": "default", "rope_theta": bases[kind == "sliding_attention"]} for kind in sorted(set(kinds))
+    }
+    published = {f"swa_{key}": value for key, value in sliding.items() if key != "qk_rope_head_dim"}
+    published |= {"rope_theta": bases[0], "swa_rope_theta": bases[1], "sliding_window_size": config["sliding_window"]}
+    published |= {"first_k_dense_replace": dense, "moe_layer_freq": every, "moe_shared_expert_intermediate_size": shared}
+    published |= {"use_dsa": one == "indexed_attention"}
+    published |= {"layer_types": ["full_attention" if kind == one else kind for kind in kinds]}
+    unset = dict.fromkeys(("per_layer_config", "rope_parameters", "mlp_layer_types", "sliding_window"))
+    d.case |= {"config_edits": published | unset | {"shared_experts_intermediate_size": None}}
+    return config

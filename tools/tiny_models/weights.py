@@ -52,6 +52,7 @@ CORRECTION_BIASES = {
     "deepseek_v3": CorrectionBias(std=0.2, float32=False),
     "deepseek_v32": CorrectionBias(std=0.2, float32=False),
     "deepseek_v4": CorrectionBias(std=0.3, float32=True),
+    "dots3_note_text": CorrectionBias(std=0.2, float32=True),
     "dots1": CorrectionBias(std=0.2, float32=False),
     "glm4_moe": CorrectionBias(std=0.3, float32=True),
     "glm4_moe_lite": CorrectionBias(std=0.3, float32=True),

@@ -1,5 +1,5 @@
 """Attention over tokens, pools or blocks of tokens that an indexer chooses: Hunyuan 4, MiniMax-M3, GLM-5.3-Flash,
-Mistral Large 4."""
+Mistral Large 4, dots3-note."""
 
 from typing import Any
 
@@ -136,6 +136,37 @@ def _mistral_large4(**changes: Any) -> dict[str, Any]:
         image_size=2,
     )
     return {"text_config": text | changes, "vision_config": tower, "tie_word_embeddings": False}
+
+
+# Of dots3-note's layers with a window, by published keys.
+_SLIDING = dict(
+    swa_num_attention_heads=3,
+    swa_num_key_value_heads=3,
+    swa_q_lora_rank=14,
+    swa_kv_lora_rank=20,
+    swa_head_dim=13,
+    swa_qk_nope_head_dim=5,
+    swa_v_head_dim=7,
+    swa_rope_theta=70.0,
+)
+
+
+def _dots3_note(**changes: Any) -> dict[str, Any]:
+    base = _latent(
+        qk_rope_head_dim=6,
+        head_dim=18,
+        index_topk=13,
+        n_group=1,
+        topk_group=1,
+        shared_experts_intermediate_size=12,
+        sliding_window=9,
+        rope_theta=900.0,
+        bos_token_id=0,
+        **_SLIDING,
+    )
+    for key in ("hc_mult", "swiglu_limit"):
+        del base[key]
+    return base | changes
 
 
 CASES = [
@@ -353,5 +384,67 @@ CASES = [
             attention_bias=True,
         ),
         n_tokens=61,
+    ),
+    # As published: the text model's configuration and names beside those of a tower and of a layer that drafts tokens, which is not
+    # counted; keys of its own for layers with a window; layers with an indexer that are called full.
+    HfCase(
+        "dots3_note_basic",
+        "dots3_note_text",
+        331,
+        _dots3_note(),
+        config_edits={
+            **_SLIDING,
+            "rope_theta": 900.0,
+            "rope_parameters": None,
+            "per_layer_config": None,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
+            "sliding_window_size": 9,
+            "shared_experts_intermediate_size": None,
+            "moe_shared_expert_intermediate_size": 12,
+            "use_dsa": True,
+        },
+        beside=("model.layers.4.eh_proj.weight", "model.mtp.embed_tokens.weight", "vision_encoder.adapter.ln_q.weight"),
+        late_edits={
+            "model_type": "dots3_note",
+            "architectures": ["Dots3NoteForConditionalGeneration"],
+            "vision_config": {"adapter_out_dim": 24},
+            "audio_config": {"adapter_out_dim": 24},
+        },
+    ),
+    # As transformers writes it: sizes by layer, rotations by kind, of which one is stretched; layers of all three kinds; a window
+    # with more rotated channels than others and wide keys; groups of experts; two shared experts; unnormalised weights; biases;
+    # an epsilon that shows; tied.
+    HfCase(
+        "dots3_note_stacked",
+        "dots3_note_text",
+        332,
+        _dots3_note(
+            num_hidden_layers=5,
+            use_dsa=None,
+            layer_types=["sliding_attention", "full_attention", "indexed_attention", "full_attention", "sliding_attention"],
+            mlp_layer_types=["sparse", "dense", "sparse", "sparse", "sparse"],
+            swa_head_dim=19,
+            swa_qk_nope_head_dim=3,
+            swa_v_head_dim=11,
+            sliding_window=17,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=2,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.4,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters={
+                "full_attention": yarn(mscale=1.0, mscale_all_dim=0.7),
+                "indexed_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 77.0, "factor": 2.5},
+            },
+        ),
+        dtype="float32",
+        stacked_experts=True,
     ),
 ]

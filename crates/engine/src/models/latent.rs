@@ -1,7 +1,10 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024) as families record it: projections, norms, rotation.
 
+mod window;
+
 use moeflux_compute::graph::{
     Chosen, LatentAttention, LatentInputs, LatentWeights, PositionScale, Precision, RopeStyle, Value,
+    WeightId,
 };
 
 use super::blocks::{self, Decoder};
@@ -53,6 +56,8 @@ pub struct Latent {
     eps: f32,
     /// Factors on queries and on the normed latent of keys and values (LongCat-Flash).
     factors: [f32; 2],
+    /// Sliding window in tokens.
+    window: Option<usize>,
     /// Names of what some families have besides.
     more: More,
 }
@@ -69,6 +74,8 @@ pub struct More {
     /// In place of what makes queries: a linear layer of their latent, normed and then as it is, which gives each head's query and
     /// the logits of its gates (A.X-K2).
     pub gated_queries: Option<&'static str>,
+    /// The norm of the key that all heads share, before it rotates.
+    pub rotated_norm: Option<&'static str>,
 }
 
 /// What says how queries grow with their position.
@@ -141,9 +148,13 @@ impl Latent {
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
         let temperature = temperature(config, Growth::OfGguf)?;
-        let more = More::default();
-        let (eps, factors) = (LATENT_EPS, [1.0; 2]);
-        Ok(Self { shape, q_lora_rank, rope: None, temperature, eps, factors, more })
+        Ok(Self { temperature, ..Self::shaped(shape, q_lora_rank, None) })
+    }
+
+    /// Of this shape, with queries that have a latent of so many channels if they have one, and a rotation of the graph.
+    pub fn shaped(shape: LatentAttention, q_lora_rank: Option<usize>, rope: Option<usize>) -> Self {
+        let (eps, factors, more) = (LATENT_EPS, [1.0; 2], More::default());
+        Self { shape, q_lora_rank, rope, temperature: None, eps, factors, window: None, more }
     }
 
     /// Channels of a head that are rotated, and the rotation.
@@ -174,6 +185,12 @@ impl Latent {
             self.factors[1] = factor(self.shape.rank);
         }
         self
+    }
+
+    /// The same over a window of so many tokens, if there is one: with the keys and values of heads that latents make, which are
+    /// kept in place of latents, as attention over those sees everything.
+    pub fn within(self, window: Option<usize>) -> Self {
+        Self { window, ..self }
     }
 
     /// The same with sinks or gates.
@@ -263,8 +280,7 @@ pub fn attention_in(
     choose: impl FnOnce(&mut Recorder, [Value; 2]) -> Result<Option<Chosen>>,
 ) -> Result<Value> {
     let module = |name: &str| format!("{base}.{name}");
-    let (shape, eps) = (latent.shape, latent.eps);
-    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
+    let LatentAttention { heads, nope, rope, rank, value, .. } = latent.shape;
     let q_width = heads * (nope + rope);
     let kv_a = module("kv_a_proj_with_mqa");
     let mut gate = None;
@@ -272,7 +288,7 @@ pub fn attention_in(
         Some(q_rank) => {
             let low = r.linear(h, &module("q_a_proj"), q_rank, Precision::Fast)?;
             let kv = r.linear(h, &kv_a, rank + rope, Precision::Fast)?;
-            let q = r.rms_norm(low, &module("q_a_layernorm"), 1, eps)?;
+            let q = r.rms_norm(low, &module("q_a_layernorm"), 1, latent.eps)?;
             let chosen = choose(r, [h, q])?;
             let q = if let Some(name) = latent.more.gated_queries {
                 let both = r.graph.join(q, low);
@@ -294,36 +310,10 @@ pub fn attention_in(
         Some(temperature) => r.graph.position_scale(q, temperature),
         None => q,
     };
-    let rotate = |r: &mut Recorder, x, heads| match latent.rope {
-        Some(rope) => r.graph.rope(x, heads, rope),
-        None => Ok(x),
+    let mut mixed = match latent.window {
+        Some(window) => latent.over_window(r, base, [q, kv], window)?,
+        None => latent.over_all(r, base, [q, kv], chosen)?,
     };
-    let (mut q_nope, mut c, mut rotated) = (q, kv, None);
-    if rope > 0 {
-        q_nope = r.graph.slice(q, heads, 0, nope)?;
-        let q_rope = r.graph.slice(q, heads, nope, rope)?;
-        let q_rope = rotate(r, q_rope, heads)?;
-        c = r.graph.slice(kv, 1, 0, rank)?;
-        let k_rope = r.graph.slice(kv, 1, rank, rope)?;
-        rotated = Some([q_rope, rotate(r, k_rope, 1)?]);
-    }
-    let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, eps)?;
-    let c = blocks::times(r, c, latent.factors[1]);
-    let joint = module("kv_b_proj");
-    let weights = if r.has(&joint) {
-        LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?)
-    } else {
-        LatentWeights::Split {
-            k: r.head_matrices(&module("embed_q"), heads, rank, nope)?,
-            v: r.head_matrices(&module("unembed_out"), heads, value, rank)?,
-        }
-    };
-    let sinks = match latent.more.sinks {
-        Some(name) => Some(r.constants(&module(name), &[heads], Form::F32)?),
-        None => None,
-    };
-    let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
-    let mut mixed = r.graph.latent_attention(inputs, weights, shape)?;
     if let Some(name) = latent.more.gate {
         gate = Some(r.linear(h, &module(name), heads * value, Precision::Fast)?);
     }
@@ -335,4 +325,69 @@ pub fn attention_in(
         mixed = r.graph.sigmoid_gate(mixed, gate)?;
     }
     r.linear(mixed, &module("o_proj"), h.width(), Precision::Fast)
+}
+
+impl Latent {
+    /// x, channels of so many heads, rotated if there is a rotation.
+    fn rotated(&self, r: &mut Recorder, x: Value, heads: usize) -> Result<Value> {
+        Ok(match self.rope {
+            Some(rope) => r.graph.rope(x, heads, rope)?,
+            None => x,
+        })
+    }
+
+    /// The key that all heads share, of what `kv_a_proj_with_mqa` gives: normed if it is, and rotated.
+    fn shared_key(&self, r: &mut Recorder, base: &str, kv: Value) -> Result<Value> {
+        let LatentAttention { rope, rank, .. } = self.shape;
+        let mut key = r.graph.slice(kv, 1, rank, rope)?;
+        if let Some(name) = self.more.rotated_norm {
+            key = r.rms_norm(key, &format!("{base}.{name}"), 1, self.eps)?;
+        }
+        self.rotated(r, key, 1)
+    }
+
+    /// The normed latent of keys and values.
+    fn normed(&self, r: &mut Recorder, base: &str, c: Value) -> Result<Value> {
+        let c = r.rms_norm(c, &format!("{base}.kv_a_layernorm"), 1, self.eps)?;
+        Ok(blocks::times(r, c, self.factors[1]))
+    }
+
+    /// The logits of heads that join their softmax, if they have some.
+    fn sinks(&self, r: &mut Recorder, base: &str) -> Result<Option<WeightId>> {
+        let Some(name) = self.more.sinks else { return Ok(None) };
+        r.constants(&format!("{base}.{name}"), &[self.shape.heads], Form::F32).map(Some)
+    }
+
+    /// Attention of queries over the latents of all tokens, or of those that are `chosen`.
+    fn over_all(
+        &self,
+        r: &mut Recorder,
+        base: &str,
+        [q, kv]: [Value; 2],
+        chosen: Option<Chosen>,
+    ) -> Result<Value> {
+        let module = |name: &str| format!("{base}.{name}");
+        let LatentAttention { heads, nope, rope, rank, value, .. } = self.shape;
+        let (mut q_nope, mut c, mut rotated) = (q, kv, None);
+        if rope > 0 {
+            q_nope = r.graph.slice(q, heads, 0, nope)?;
+            let q_rope = r.graph.slice(q, heads, nope, rope)?;
+            let q_rope = self.rotated(r, q_rope, heads)?;
+            c = r.graph.slice(kv, 1, 0, rank)?;
+            rotated = Some([q_rope, self.shared_key(r, base, kv)?]);
+        }
+        let c = self.normed(r, base, c)?;
+        let joint = module("kv_b_proj");
+        let weights = if r.has(&joint) {
+            LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?)
+        } else {
+            LatentWeights::Split {
+                k: r.head_matrices(&module("embed_q"), heads, rank, nope)?,
+                v: r.head_matrices(&module("unembed_out"), heads, value, rank)?,
+            }
+        };
+        let sinks = self.sinks(r, base)?;
+        let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
+        Ok(r.graph.latent_attention(inputs, weights, self.shape)?)
+    }
 }

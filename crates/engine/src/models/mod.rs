@@ -20,6 +20,7 @@ mod deepseek_v32;
 mod deepseek_v4;
 mod deepseek_v41;
 mod dots1;
+mod dots3_note;
 mod draft;
 mod ernie4_5_moe;
 mod ernie4_5_vl_moe;
@@ -191,6 +192,7 @@ pub const FAMILIES: &[Family] = &[
     aria::FAMILY,
     zaya::FAMILY,
     jetmoe::FAMILY,
+    dots3_note::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
@@ -367,7 +369,7 @@ fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint, names: &Names) -> 
     let mut layers = config.num_hidden_layers()?;
     if checkpoint.format() != Format::Gguf {
         // Layers that predict further tokens follow the others. GGUF counts them with those.
-        layers += config.count("num_nextn_predict_layers")?.unwrap_or(0);
+        layers += config.count("num_nextn_predict_layers")?.unwrap_or(names.uncounted_layers);
     }
     let layer = |name: &str| -> Option<usize> {
         let text = name.strip_prefix("language_model.").unwrap_or(name);

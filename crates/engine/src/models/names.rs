@@ -34,6 +34,8 @@ pub struct Names {
     pub layer_kinds: &'static str,
     /// The same with a letter for each layer, where there is no list.
     pub layer_letters: Option<&'static str>,
+    /// Layers after those that Hugging Face configurations count, where no key says how many there are: they draft tokens.
+    pub uncounted_layers: usize,
     /// Endings of the names of optional tensors that published checkpoints have.
     pub published: &'static [&'static str],
     /// Where Hugging Face checkpoints keep the layer that drafts tokens, if not as the layer after the last.
@@ -159,6 +161,7 @@ impl Names {
         renamed: &[],
         layer_kinds: "layer_types",
         layer_letters: None,
+        uncounted_layers: 0,
         published: &[],
         draft: None,
         gguf_orders: &[],

@@ -101,6 +101,11 @@ pub(crate) fn is_computed(name: &str) -> bool {
     ["_decay", ".slope_rate"].iter().any(|end| name.ends_with(end))
 }
 
+/// Whether a tensor belongs to what drafts tokens, which is not read.
+pub(crate) fn is_of_draft(name: &str) -> bool {
+    name.starts_with("mtp.") || name.starts_with("model.mtp.") || name.ends_with(".eh_proj.weight")
+}
+
 /// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
 pub(crate) fn is_of_vision(name: &str) -> bool {
     let parts = [

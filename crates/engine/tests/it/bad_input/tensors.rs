@@ -7,7 +7,9 @@ use moeflux_compute::DType;
 use serde_json::Value;
 
 use super::editor::{Part, files, sampled};
-use super::supervisor::{Outcome, attempt, is_computed, is_of_vision, record, supervise, unclear_message};
+use super::supervisor::{
+    Outcome, attempt, is_computed, is_of_draft, is_of_vision, record, supervise, unclear_message,
+};
 use crate::support::{Fixture, sample};
 
 /// What is done to a tensor; false if it does not apply to it.
@@ -79,7 +81,7 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
         // Small vectors are taken in any shape, and parts that are not for text are not looked at.
         Outcome::Same => {
             damage == "one more dimension"
-                || name.starts_with("mtp.")
+                || is_of_draft(name)
                 || is_of_vision(name)
                 // As published, followed by others.
                 || fixture.name.contains("kimi_k3") && name.ends_with("A_log") && damage == "a row too many"

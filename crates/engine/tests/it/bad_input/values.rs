@@ -4,7 +4,7 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 
 use super::editor::{Part, files, sampled};
-use super::supervisor::{is_computed, is_of_vision, record, run, supervise, unclear_message};
+use super::supervisor::{is_computed, is_of_draft, is_of_vision, record, run, supervise, unclear_message};
 use crate::support::sample;
 
 /// Makes the values of a tensor NaN; false for parts of weights that cannot hold one.
@@ -58,7 +58,7 @@ fn may_be_unused(name: &str) -> bool {
         // Before the first layer there is nothing to mix.
         || name.contains(".layers.0.self_attention_res_")
         || name == "blk.0.attn_res_score.weight"
-        || name.starts_with("mtp.")
+        || is_of_draft(name)
         || is_of_vision(name)
         || is_computed(name)
 }
