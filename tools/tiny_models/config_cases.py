@@ -162,6 +162,7 @@ ROWS: dict[str, list[Row]] = {
     ],
     "dots3_note_stacked": keys("routed_scaling_factor", "norm_topk_prob", "sliding_window", "rms_norm_eps", sliding_window=None)
     + [("another base for windows", into("sliding_attention", {"rope_theta": 333.0}))],
+    "lara_mini_basic": rope() + part(0.5) + TIED + keys("norm_topk_prob", "sliding_window", sliding_window=7),
 }
 
 

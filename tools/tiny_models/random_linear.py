@@ -53,6 +53,22 @@ def qwen3_5_moe_text(d: Draw) -> dict[str, Any]:
     return config
 
 
+def lara_mini(d: Draw) -> dict[str, Any]:
+    config = qwen3_next(d)
+    layers = config["num_hidden_layers"]
+    for key in ("intermediate_size", "mlp_only_layers", "full_attention_interval"):
+        config.pop(key, None)
+    config |= {
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, [d.pick("linear_attention", "sliding_attention", "full_attention") for _ in range(layers)]),
+        "rope_parameters": d.rope(config["head_dim"], kinds=PLAIN_KINDS),
+    }
+    # Neither llama.cpp nor mlx-lm has it.
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
 def kimi_linear(d: Draw) -> dict[str, Any]:
     config = latent(d)
     layers = config["num_hidden_layers"]

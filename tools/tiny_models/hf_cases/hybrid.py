@@ -1,4 +1,4 @@
-"""Linear attention beside full attention: Qwen3-Next, Qwen3.5, Kimi-Linear."""
+"""Linear attention beside full attention: Qwen3-Next, Qwen3.5, Kimi-Linear, Lara Mini."""
 
 from typing import Any
 
@@ -63,6 +63,12 @@ def _kimi_linear(**changes: Any) -> dict[str, Any]:
         bos_token_id=1,
         eos_token_id=2,
     )
+    return base | changes
+
+
+def _lara_mini(**changes: Any) -> dict[str, Any]:
+    base = _qwen3_next(num_hidden_layers=5, sliding_window=23, rope_parameters={"rope_type": "default", "rope_theta": 900.0})
+    del base["intermediate_size"]
     return base | changes
 
 
@@ -191,6 +197,38 @@ CASES = [
             topk_group=1,
             norm_topk_prob=False,
             rms_norm_eps=0.01,
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
+    # As published: what enters linear attention in one tensor, the published order of layers, tied.
+    HfCase("lara_mini_basic", "lara_mini", 333, _lara_mini(), config_edits={"layer_types": None, "tie_word_embeddings": None}),
+    # Names of modules as transformers has them; layers in another order, full attention first; biases; as many value heads as key
+    # heads, of other widths; a convolution over 3 tokens; unnormalised weights; stretched positions; an epsilon that shows.
+    HfCase(
+        "lara_mini_modules",
+        "lara_mini",
+        334,
+        _lara_mini(
+            hidden_size=24,
+            num_hidden_layers=4,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "linear_attention"],
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=10,
+            sliding_window=5,
+            linear_num_key_heads=3,
+            linear_num_value_heads=3,
+            linear_key_head_dim=7,
+            linear_value_head_dim=6,
+            linear_conv_kernel_dim=3,
+            num_experts=5,
+            num_experts_per_tok=1,
+            norm_topk_prob=False,
+            attention_bias=True,
+            tie_word_embeddings=False,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "linear", "rope_theta": 777.0, "factor": 2.5},
         ),
         dtype="float32",
         stacked_experts=True,

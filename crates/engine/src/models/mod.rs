@@ -49,6 +49,7 @@ mod kimi_linear;
 mod klear;
 mod kolibri1;
 mod laguna;
+mod lara_mini;
 mod latent;
 mod lfm2_moe;
 mod llama4;
@@ -193,6 +194,7 @@ pub const FAMILIES: &[Family] = &[
     zaya::FAMILY,
     jetmoe::FAMILY,
     dots3_note::FAMILY,
+    lara_mini::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

@@ -146,9 +146,17 @@ pub fn linear_attention(
     let (key_width, value_width) = (linear.key_width(), linear.value_width());
     let heads = shape.value_heads;
     let qkv_width = 2 * key_width + value_width;
+    // Lara Mini's: q, k, v, z, b and a.
+    let (joint, joint_width) = (module("in_proj"), qkv_width + value_width + 2 * heads);
+    let of_joint = |r: &mut Recorder, rows: Range<usize>, precision| {
+        r.linear_part(h, &joint, joint_width, &[rows], precision)
+    };
     let (mixed, z) = if r.has(&module("in_proj_qkv")) {
         let mixed = r.linear(h, &module("in_proj_qkv"), qkv_width, Precision::Fast)?;
         (mixed, r.linear(h, &module("in_proj_z"), value_width, Precision::Fast)?)
+    } else if r.has(&joint) {
+        let mixed = of_joint(r, 0..qkv_width, Precision::Fast)?;
+        (mixed, of_joint(r, qkv_width..qkv_width + value_width, Precision::Fast)?)
     } else {
         // Of every key head: q, k, then v and z of its value heads.
         let (key, value) = (shape.key_dim, heads / shape.key_heads * shape.value_dim);
@@ -166,6 +174,9 @@ pub fn linear_attention(
         let name = module("in_proj_ba");
         let b = r.linear_part(h, &name, 2 * heads, &part(0), Precision::F32)?;
         (b, r.linear_part(h, &name, 2 * heads, &part(each), Precision::F32)?)
+    } else if r.has(&joint) {
+        let b = of_joint(r, joint_width - 2 * heads..joint_width - heads, Precision::F32)?;
+        (b, of_joint(r, joint_width - heads..joint_width, Precision::F32)?)
     } else {
         let b = r.linear(h, &module("in_proj_b"), heads, Precision::F32)?;
         (b, r.linear(h, &module("in_proj_a"), heads, Precision::F32)?)
