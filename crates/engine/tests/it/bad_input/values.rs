@@ -25,11 +25,11 @@ fn named_as(name: &str) -> String {
         ("up", "up_proj|.w3.|.v1.|.mlp.v1|ffn_up_exps|switch_mlp.fc1"),
         ("down", "down_proj|.w2.|.mlp.w2|ffn_down_exps|switch_mlp.fc2|output_linear|experts.fc2"),
     ];
-    let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "e.input_linear", "e.output_linear"]
-        .iter()
-        .any(|part| name.contains(part))
-        // A factor for each expert is a tensor of its own.
-        && !name.contains("shared")
+    let parts = "experts.|switch_mlp|_exps.|.moe.|moe.input_linear|moe.output_linear|mlp.input_linear|mlp.output_linear";
+    // A factor for each expert is a tensor of its own, and JetMoE's experts of attention are not routed.
+    let others = ["shared", "self_attention.experts"];
+    let routed = parts.split('|').any(|part| name.contains(part))
+        && !others.iter().any(|other| name.contains(other))
         && !name.ends_with("_exps.scale");
     let known = projections.iter().find(|(_, names)| routed && names.split('|').any(|n| name.contains(n)));
     match known {
