@@ -87,32 +87,32 @@ fn check_stats(engine: &Engine, stats: Stats, what: &str) {
 fn no_cache_size_and_no_number_of_threads_changes_a_bit() {
     for (turn, fixture) in sample().into_iter().enumerate() {
         let tokens = fixture.golden().tokens;
-        for mode in MODES {
-            let mut resident = open(&fixture.path, &BACKENDS[0], &options(mode));
-            assert_eq!(resident.experts().plan().slots(), expert_count(&resident), "all experts fit");
-            let expected = scenario(&mut resident, &tokens);
-            let stats = resident.take_stats();
-            check_stats(&resident, stats, &fixture.name);
-            let total = resident.experts().store().total_bytes();
-            assert!(stats.cache.bytes_read <= total, "{}: no expert is read twice", fixture.name);
+        // Neighbours, which are of one family mostly, have the other one.
+        let mode = MODES[turn / 2 % MODES.len()];
+        let mut resident = open(&fixture.path, &BACKENDS[0], &options(mode));
+        assert_eq!(resident.experts().plan().slots(), expert_count(&resident), "all experts fit");
+        let expected = scenario(&mut resident, &tokens);
+        let stats = resident.take_stats();
+        check_stats(&resident, stats, &fixture.name);
+        let total = resident.experts().store().total_bytes();
+        assert!(stats.cache.bytes_read <= total, "{}: no expert is read twice", fixture.name);
 
-            // Half of them for each fixture: neighbours, which are of one family mostly, have the rest.
-            let counts = slot_counts(&resident).into_iter().enumerate();
-            for (i, slots) in counts.filter(|(i, _)| (i + turn).is_multiple_of(2)) {
-                let backend = &BACKENDS[i % 3];
-                let read_depth = if i % 2 == 0 { 4 } else { 1 };
-                let prefetch = [Prefetch::Always, Prefetch::Off, Prefetch::Auto][i % 3];
-                let options = Options { expert_cache: Some(slots), read_depth, prefetch, ..options(mode) };
-                let what = format!("{}, {mode:?}, {slots} slots, {}", fixture.name, backend.describe());
-                let mut engine = open(&fixture.path, backend, &options);
-                assert_eq!(engine.experts().plan().slots(), slots, "{what}");
-                assert_eq!(scenario(&mut engine, &tokens), expected, "{what}");
-                let streamed = engine.take_stats();
-                check_stats(&engine, streamed, &what);
-                let asked = |s: Stats| s.cache.hits + s.cache.misses;
-                assert_eq!(asked(streamed), asked(stats), "{what}: requests do not depend on the cache");
-                assert_eq!(streamed.tokens, stats.tokens, "{what}");
-            }
+        // Half of them for each fixture: neighbours, which are of one family mostly, have the rest.
+        let counts = slot_counts(&resident).into_iter().enumerate();
+        for (i, slots) in counts.filter(|(i, _)| (i + turn).is_multiple_of(2)) {
+            let backend = &BACKENDS[i % 3];
+            let read_depth = if i % 2 == 0 { 4 } else { 1 };
+            let prefetch = [Prefetch::Always, Prefetch::Off, Prefetch::Auto][i % 3];
+            let options = Options { expert_cache: Some(slots), read_depth, prefetch, ..options(mode) };
+            let what = format!("{}, {mode:?}, {slots} slots, {}", fixture.name, backend.describe());
+            let mut engine = open(&fixture.path, backend, &options);
+            assert_eq!(engine.experts().plan().slots(), slots, "{what}");
+            assert_eq!(scenario(&mut engine, &tokens), expected, "{what}");
+            let streamed = engine.take_stats();
+            check_stats(&engine, streamed, &what);
+            let asked = |s: Stats| s.cache.hits + s.cache.misses;
+            assert_eq!(asked(streamed), asked(stats), "{what}: requests do not depend on the cache");
+            assert_eq!(streamed.tokens, stats.tokens, "{what}");
         }
     }
 }
@@ -249,31 +249,32 @@ fn minimum(fixture: &Fixture, backend: &CpuBackend, options: &Options) -> u64 {
 fn the_minimum_of_a_budget_is_enough_and_a_byte_less_is_not() {
     check_each(&all(), |turn, fixture| {
         let tokens = fixture.golden().tokens;
-        for (mode, chunk) in [(ActivationMode::Int8, None), (ActivationMode::F32, Some(9))] {
-            let options = Options { chunk, context: golden_positions(&fixture.path), ..options(mode) };
-            let minimum = minimum(fixture, &BACKENDS[0], &options);
-            let below = Options { memory: Some(minimum - 1), ..options.clone() };
-            let error = Engine::open(&fixture.path, &BACKENDS[0], &below, |_, _| ()).unwrap_err();
-            let Error::Budget { minimum: again, .. } = error else { panic!("{}: {error}", fixture.name) };
-            assert_eq!(again, minimum, "{}", fixture.name);
-            assert!(error.to_string().contains("needs at least"), "{error}");
+        // One of these for each of four neighbours, which are of one family mostly, and of what they have of experts below.
+        let modes = [(ActivationMode::Int8, None), (ActivationMode::F32, Some(9))];
+        let (mode, chunk) = modes[turn / 2 % modes.len()];
+        let options = Options { chunk, context: golden_positions(&fixture.path), ..options(mode) };
+        let minimum = minimum(fixture, &BACKENDS[0], &options);
+        let below = Options { memory: Some(minimum - 1), ..options.clone() };
+        let error = Engine::open(&fixture.path, &BACKENDS[0], &below, |_, _| ()).unwrap_err();
+        let Error::Budget { minimum: again, .. } = error else { panic!("{}: {error}", fixture.name) };
+        assert_eq!(again, minimum, "{}", fixture.name);
+        assert!(error.to_string().contains("needs at least"), "{error}");
 
-            let mut resident = open(&fixture.path, &BACKENDS[0], &options);
-            let expected = scenario(&mut resident, &tokens);
-            let all = resident.experts().store().total_bytes();
-            // Of neighbours, which are of one family mostly, one has a quarter of all experts and the other half of them.
-            let some = all / if turn.is_multiple_of(2) { 4 } else { 2 };
-            for memory in [minimum, minimum + some, minimum + 4 * all] {
-                let options = Options { memory: Some(memory), ..options.clone() };
-                let mut engine = open(&fixture.path, &BACKENDS[0], &options);
-                let (budget, plan) = (engine.budget(), engine.experts().plan());
-                assert!(plan.bytes() <= budget.experts, "{}: {budget:?}, {plan:?}", fixture.name);
-                assert!(plan.slots() >= top_k(&engine), "{}: {plan:?}", fixture.name);
-                let needs = budget.needs;
-                let parts = needs.trunk + needs.kv + needs.scratch + budget.experts;
-                assert!(budget.total == memory && parts <= memory, "{}: {budget:?}", fixture.name);
-                assert_eq!(scenario(&mut engine, &tokens), expected, "{}, {memory} bytes", fixture.name);
-            }
+        let mut resident = open(&fixture.path, &BACKENDS[0], &options);
+        let expected = scenario(&mut resident, &tokens);
+        let all = resident.experts().store().total_bytes();
+        // Of neighbours, which are of one family mostly, one has a quarter of all experts and the other half of them.
+        let some = all / if turn.is_multiple_of(2) { 4 } else { 2 };
+        for memory in [minimum, minimum + some, minimum + 4 * all] {
+            let options = Options { memory: Some(memory), ..options.clone() };
+            let mut engine = open(&fixture.path, &BACKENDS[0], &options);
+            let (budget, plan) = (engine.budget(), engine.experts().plan());
+            assert!(plan.bytes() <= budget.experts, "{}: {budget:?}, {plan:?}", fixture.name);
+            assert!(plan.slots() >= top_k(&engine), "{}: {plan:?}", fixture.name);
+            let needs = budget.needs;
+            let parts = needs.trunk + needs.kv + needs.scratch + budget.experts;
+            assert!(budget.total == memory && parts <= memory, "{}: {budget:?}", fixture.name);
+            assert_eq!(scenario(&mut engine, &tokens), expected, "{}, {memory} bytes", fixture.name);
         }
     });
 }
