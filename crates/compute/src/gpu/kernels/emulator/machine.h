@@ -23,6 +23,11 @@ namespace emulator {
 struct Stamp {
     uint32_t group, mark;
 };
+inline bool same(const Stamp& a, const Stamp& b) {
+    uint64_t of_a, of_b;
+    memcpy(&of_a, &a, sizeof of_a), memcpy(&of_b, &b, sizeof of_b);
+    return of_a == of_b;
+}
 
 // The same of an element of threadgroup memory, where what happens between barriers of a warp counts, too: the stretch between
 // barriers of the group, that between those of the warp, and the thread. Of what was copied, COPIED and which batch of copies it was in.
@@ -125,14 +130,17 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     const auto free = [&](Stamp stamp) {
         return stamp.group < first_group || (stamp.group == group && !races(stamp.mark, mark));
     };
-    // Bytes of a word mostly have one writer.
-    uint32_t differ = 0;
-    for (uint64_t i = 1; i < size; ++i)
-        differ |= (stamps[i].group ^ stamps[0].group) | (stamps[i].mark ^ stamps[0].mark);
-    for (uint64_t i = 0; i < (differ ? size : 1); ++i)
-        if (!free(stamps[i])) return false;
+    // Bytes of a word mostly have one writer, and most accesses are to words.
+    if (size == 4 && same(stamps[0], stamps[1]) && same(stamps[0], stamps[2]) && same(stamps[0], stamps[3])) {
+        if (!free(stamps[0])) return false;
+    } else {
+        for (uint64_t i = 0; i < size; ++i)
+            if (!free(stamps[i])) return false;
+    }
     if (write) {
-        for (uint64_t i = 0; i < size; ++i) stamps[i] = Stamp{group, mark};
+        const Stamp own = {group, mark};
+        if (size == 4) stamps[0] = stamps[1] = stamps[2] = stamps[3] = own;
+        else for (uint64_t i = 0; i < size; ++i) stamps[i] = own;
         memset(memory.written + at, 1, size);
         memory.writer = first_group;
     }
