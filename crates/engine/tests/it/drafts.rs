@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::scheduler::model;
 use crate::speculation::{answer, emulator_with, events, greedy, options, sampled};
-use crate::support::{self, Golden};
+use crate::support::{self, Golden, is_tried};
 
 /// Fixtures with a layer; the second has routed experts in groups, the third and fourth recurrent state, the last a window.
 const NAMES: [&str; 5] =
@@ -191,21 +191,21 @@ fn answers_on_a_gpu_are_those_without_the_layer() {
     let warm = SamplerOptions { temperature: 0.8, seed: Some(5), ..SamplerOptions::default() };
     let kinds = [sampled(16, warm.clone()), DecodingOptions { logprobs: Some(2), ..sampled(8, warm) }];
     let mut sums = [0; 2];
-    for (name, device) in NAMES[1..4].iter().zip(devices()) {
+    for (turn, (name, device)) in NAMES[1..4].iter().zip(devices()).enumerate() {
         let folder = with_layer(name);
         let mut plain = on(device, folder.path(), &options(SpecType::Off, 1));
         let mut drafting = on(device, folder.path(), &options(SpecType::Mtp, 3));
         if device.host_memory {
             drafting.engine.warm_up().unwrap();
         }
-        for decoding in &kinds {
+        for (_, decoding) in kinds.iter().enumerate().filter(|(kind, _)| is_tried(turn + kind, 2)) {
             let (expected, _) = answer(&mut plain, "0123/.-", decoding);
             let (got, [drafted, accepted]) = answer(&mut drafting, "0123/.-", decoding);
             assert_eq!(got, expected, "{name} {device:?} {decoding:?}");
             sums = [sums[0] + drafted, sums[1] + accepted];
         }
     }
-    assert!(sums[0] > 100 && sums[1] > 0, "{sums:?}");
+    assert!(sums[0] > 50 && sums[1] > 0, "{sums:?}");
 }
 
 #[test]

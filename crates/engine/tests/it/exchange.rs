@@ -9,7 +9,7 @@ use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 
 use crate::support::faulty::{Fate, Fates, Faulty};
-use crate::support::{Fixture, bits, f32_options};
+use crate::support::{Fixture, bits, f32_options, is_tried};
 
 const CONTEXT: usize = 28;
 /// Prompts, and single tokens after them.
@@ -70,7 +70,7 @@ fn any_pair_of_budgets_from_the_least_on_gives_the_same_bits() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % 130
     };
-    for name in FIXTURES {
+    for (turn, name) in FIXTURES.into_iter().enumerate() {
         let fixture = Fixture::named(name);
         let (device, host) = least(&fixture);
         assert!(open(&fixture, device - 1, Some(host)).is_err(), "{name}");
@@ -79,7 +79,8 @@ fn any_pair_of_budgets_from_the_least_on_gives_the_same_bits() {
         let experts = whole.experts().store().total_bytes();
         let resident = logits(&mut whole).unwrap();
         let pairs = [(0, 0), (100, 0), (0, 100)].into_iter().chain((0..2).map(|_| (part(), part())));
-        for (of_device, of_host) in pairs {
+        let pairs = pairs.enumerate().filter(|(number, _)| is_tried(turn + number, 2));
+        for (_, (of_device, of_host)) in pairs {
             let (device, host) = (device + experts * of_device / 100, host + experts * of_host / 100);
             let got = open(&fixture, device, Some(host)).and_then(|mut engine| logits(&mut engine));
             let got = got.unwrap_or_else(|error| panic!("{name}, device {device}, host {host}: {error}"));
@@ -142,8 +143,8 @@ fn what_both_can_hold_is_read_once() {
 fn failing(open: impl Fn(usize, usize) -> (Engine, Fates), reads: &[usize]) -> (usize, u64) {
     let expected = logits(&mut open(1000, 2).0).unwrap();
     let (mut failures, mut computed) = (0, 0);
-    for fate in [Fate::Failed, Fate::Short, Fate::Late] {
-        for read in reads {
+    for (turn, fate) in [Fate::Failed, Fate::Short, Fate::Late].into_iter().enumerate() {
+        for (_, read) in reads.iter().enumerate().filter(|(number, _)| is_tried(turn + number, 2)) {
             let (mut engine, fates) = open(6, 6);
             fates.nth(*read, fate);
             match logits(&mut engine) {
@@ -164,8 +165,10 @@ fn failing(open: impl Fn(usize, usize) -> (Engine, Fates), reads: &[usize]) -> (
 #[test]
 fn a_read_that_fails_leaves_device_and_host_in_order() {
     let fixture = Fixture::named("hf/qwen3_moe_basic");
-    let found = failing(|device, host| with_slots(&fixture, device, host), &[0, 1, 2, 6, 11, 17]);
-    assert_eq!(found, (12, 0), "all that failed or came short were noticed");
+    let (failures, computed) =
+        failing(|device, host| with_slots(&fixture, device, host), &[0, 1, 2, 6, 11, 17]);
+    let expected = if is_tried(1, 2) { 12 } else { 6 };
+    assert_eq!((failures, computed), (expected, 0), "all that failed or came short were noticed");
 }
 
 /// The same where the processor has part: what is on its desk is not taken for the next batch's.
@@ -173,7 +176,7 @@ fn a_read_that_fails_leaves_device_and_host_in_order() {
 fn a_read_that_fails_leaves_the_processors_desk_in_order() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
     let (failures, computed) = failing(|device, host| sharing(&fixture, device, host), &[0, 2, 9, 14, 20]);
-    assert!(failures >= 6 && computed > 0, "{failures} failures, {computed} computed");
+    assert!(failures >= 3 && computed > 0, "{failures} failures, {computed} computed");
 }
 
 /// What failed to come is not on the device: slots that are empty are filled with it as with any other.

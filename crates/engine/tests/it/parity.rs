@@ -1,7 +1,7 @@
 //! Logits of tiny random models against transformers' float32 on the same (dequantised) weights, for every fixture
 //! and instruction set.
 
-use crate::support::{self, Fixture, Golden, all, f32_options, logits, open};
+use crate::support::{self, Fixture, Golden, all, f32_options, is_tried, logits, open};
 use moeflux::{Engine, Options, Outputs};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::matmul::accepts_q8;
@@ -84,7 +84,11 @@ fn every_instruction_set_agrees_with_transformers() {
             let mut engine = open(&fixture.path, &backend, &f32_options());
             let whole = logits(&mut engine, &golden.tokens);
             check_f32(&fixture, &golden, &whole, &backend.describe());
-            // Not only as close: a token's logits do not depend on the batch it comes in. Each fixture by one of three ways.
+            // Not only as close: a token's logits do not depend on the batch it comes in. Each fixture by one of three ways, at one
+            // of the levels.
+            if !is_tried(turn / 3 + number, 3) {
+                continue;
+            }
             let (got, way) = match (turn + number) % 3 {
                 0 => (stepwise(&mut engine, &golden.tokens, 1), "by 1"),
                 1 => (stepwise(&mut engine, &golden.tokens, 7), "by 7"),

@@ -11,7 +11,7 @@ use moeflux_compute::gpu::GpuOptions;
 use moeflux_compute::reference::Reference;
 use serde_json::json;
 
-use crate::support::{Fixture, Golden, bits, f32_options, gpus};
+use crate::support::{Fixture, Golden, bits, f32_options, gpus, is_tried};
 
 /// Largest difference of a logit relative to the largest one: two ways of summing in f32, through tower and text model.
 const RELATIVE_ERROR: f32 = 3e-5;
@@ -183,12 +183,13 @@ fn kernels_of_mlx_have_their_channels_last() {
     );
 }
 
-/// Tower and text model on a GPU: the logits of transformers, and the same bits with few experts there.
+/// Tower and text model on a GPU: the logits of transformers, and of some the same bits with few experts there.
 #[test]
 fn models_on_gpus_read_pictures() {
     let numbers = 0..gpus(GpuOptions::default()).len();
-    for (family, number) in
-        FAMILIES.into_iter().flat_map(|family| numbers.clone().map(move |number| (family, number)))
+    let families = FAMILIES.into_iter().enumerate();
+    for (turn, family, number) in
+        families.flat_map(|(turn, family)| numbers.clone().map(move |number| (turn, family, number)))
     {
         let golden = golden_of(family);
         let on_device = |slots: Option<usize>, options: &Options| {
@@ -217,6 +218,9 @@ fn models_on_gpus_read_pictures() {
         let largest = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
         let error = parts.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
         assert!(error < RELATIVE_ERROR, "{family}: relative error {error:.1e}");
+        if !is_tried(turn, 2) {
+            continue;
+        }
         let few = Options { expert_cache: Some(2), ..options() };
         let streamed = on_device(Some(2), &few);
         assert_eq!((bits(&streamed.0), bits(&streamed.1)), (bits(&whole), bits(&parts)), "{family}");

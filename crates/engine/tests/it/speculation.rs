@@ -17,7 +17,7 @@ use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 
 use crate::scheduler::{bytewise, demo, model, recurrent, settled, start};
 use crate::support::cover::{check_each, cover};
-use crate::support::{self, Fixture};
+use crate::support::{self, Fixture, is_tried};
 
 /// A text that a model goes on with by repeating parts of it.
 const TEXT: &str = "The fox saw a red boat. The fox saw a red bird. The fox saw a red house. The fox saw a";
@@ -188,14 +188,18 @@ fn rows_of_every_family_have_the_bits_of_single_steps() {
     support::sample().iter().for_each(|fixture| check_rows(fixture, &backend, 40, &[5]));
 }
 
-// On a device up to eight, across pages, of every operation with each kind of what it takes. Encodings make no difference to
-// that, and are compared as operations.
+// On a device up to eight, some across pages, of operations with each kind of what they take. Encodings make no difference to that, and
+// are compared as operations.
 #[test]
 fn rows_of_every_operation_have_the_bits_of_single_steps_on_an_emulated_device() {
     let fixtures = support::sample().into_iter().filter(|fixture| fixture.kind == "hf");
     let batches: [&[usize]; 3] = [&[2, 3], &[5], &[8]];
     check_each(&cover(fixtures, |traits| traits.operations.clone()), |index, fixture| {
-        check_rows(fixture, &emulator(), 62, batches[index % batches.len()]);
+        if !is_tried(index, 2) {
+            return;
+        }
+        let prefix = if is_tried(index, 8) { 62 } else { 10 };
+        check_rows(fixture, &emulator(), prefix, batches[index / 2 % batches.len()]);
     });
 }
 

@@ -5,7 +5,7 @@ use moeflux::checkpoint::Encoding;
 
 use super::editor::{Part, files, sampled};
 use super::supervisor::{is_computed, is_of_draft, is_of_vision, record, run, supervise, unclear_message};
-use crate::support::sample;
+use crate::support::{is_tried, sample};
 
 /// Makes the values of a tensor NaN; false for parts of weights that cannot hold one.
 fn spoil(part: &mut Part) -> bool {
@@ -68,11 +68,14 @@ fn a_weight_that_is_not_a_number_is_named() {
     let (mut unclear, mut silent, mut refused) = (vec![], vec![], 0);
     supervise(
         |case| {
+            let mut numbers = 0..;
             for fixture in sample() {
                 let tokens = &fixture.golden().tokens[..12];
                 let copy = fixture.copy();
                 for mut file in files(&copy) {
-                    for i in sampled(&file.tensors) {
+                    let number = numbers.next().expect("no end");
+                    let tried = sampled(&file.tensors).into_iter().enumerate();
+                    for (_, i) in tried.filter(|(n, _)| is_tried(n + number, 2)) {
                         let whole = file.tensors[i].clone();
                         if spoil(&mut file.tensors[i]) {
                             file.write();
