@@ -47,8 +47,8 @@ pub use compressed::{
 #[cfg(test)]
 pub use cpu_only::CpuOnlyOp;
 pub use experts::{
-    ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteBy, RouteOp, Score,
-    TopSoftmaxOp, Weighted,
+    ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, OutputNorm, Route, RouteBy, RouteOp,
+    Score, TopSoftmaxOp, Weighted,
 };
 pub use hyper::{
     GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, SoftmaxMixOp,

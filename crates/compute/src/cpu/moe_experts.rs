@@ -30,7 +30,8 @@ impl CpuOp for MoeExpertsOp {
         }
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &cpu.vectors[id.0][..]));
-            let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
+            let norm = mlp.norm.map(|norm| (&cpu.vectors[norm.weight.0][..], norm.eps));
+            let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted, norm };
             let adapters = (!cpu.adapters.is_empty() && !low_rank.is_empty()).then(|| ExpertAdapters {
                 of_rows: cpu.adapters.of_rows(cpu.values.rows(x)),
                 low_rank,
@@ -86,6 +87,8 @@ pub(crate) struct ExpertBody<'a> {
     pub(crate) biases: Option<[&'a [f32]; 3]>,
     /// Where the router's weights enter.
     pub(crate) weighted: Weighted,
+    /// Of results: the weights, (hidden_size), and epsilon.
+    pub(crate) norm: Option<(&'a [f32], f32)>,
 }
 
 impl ExpertBody<'_> {
@@ -233,6 +236,9 @@ pub(crate) fn moe_experts(
         batch.down(group, product, (gate, down_reduced), down);
         spent[1] += start.elapsed();
     })?;
+    if let Some(norm) = body.norm {
+        batch.norm(norm, down);
+    }
     batch.sum(pair_of, choice, down, out);
     Ok(())
 }
@@ -413,6 +419,20 @@ impl ExpertBatch<'_> {
                 self.adapt(2, (view.id, pair, rows.start), reduced, down);
                 self.body.add_bias(2, (view.id, hidden, rows.start), down);
             }
+        });
+    }
+
+    /// Norms of what experts return, (pairs, hidden_size).
+    fn norm(&self, (weight, eps): (&[f32], f32), down: &mut [f32]) {
+        let (context, hidden) = (self.context, self.hidden);
+        let pairs = down.len() / hidden;
+        let shared = SharedMut::new(down);
+        context.for_rows(pairs, hidden, &|pair| {
+            // SAFETY: each pair is one task's.
+            let row = unsafe { shared.part(pair * hidden..(pair + 1) * hidden) };
+            row.iter_mut().zip(weight).for_each(|(v, w)| *v *= w);
+            let mean = vector::sum_of_squares(context.simd, row) / hidden as f32;
+            vector::scale(context.simd, 1.0 / (mean + eps).sqrt(), row);
         });
     }
 

@@ -122,6 +122,16 @@ pub enum Weighted {
     Input,
 }
 
+/// A norm of what every expert returns, before it is weighted: y ⊙ weight / √(mean((y ⊙ weight)²) + eps) (`post_expert_norm` of
+/// Muse Spark, 2026).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputNorm {
+    /// (hidden_size), f32.
+    pub weight: WeightId,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// What experts compute besides their three products.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ExpertMlp {
@@ -134,6 +144,15 @@ pub struct ExpertMlp {
     /// Experts that return what they take, whose ids follow those of the set: nothing is read for them (the zero-computation
     /// experts of LongCat-Flash, 2025).
     pub identities: usize,
+    /// The norm of each one's result.
+    pub norm: Option<OutputNorm>,
+}
+
+impl ExpertMlp {
+    /// Whether a sum takes nothing but what the experts' down projections give.
+    pub(crate) fn sums_plainly(&self) -> bool {
+        self.identities == 0 && self.norm.is_none()
+    }
 }
 
 /// What decides which experts a token gets.
@@ -270,12 +289,20 @@ impl Operation for MoeExpertsOp {
             graph.vector(op, "biases of up", up, set.experts * set.up.rows)?;
             graph.vector(op, "biases of down", down, set.experts * set.down.rows)?;
         }
+        if let Some(OutputNorm { weight, .. }) = self.mlp.norm {
+            graph.vector(op, "weights of the norm", weight, set.down.rows)?;
+            if self.mlp.identities > 0 {
+                let what = "experts that return what they take, beside a norm";
+                return Err(Error::Shape { op, what, expected: 0, got: self.mlp.identities });
+            }
+        }
         Ok(self.x.width)
     }
 }
 
 refers!(ExpertBiases { gate, up, down });
-refers!(ExpertMlp { activation, biases, weighted, identities });
+refers!(OutputNorm { weight, eps });
+refers!(ExpertMlp { activation, biases, weighted, identities, norm });
 
 impl Refers for RouteBy {
     fn visit(&mut self, visitor: &mut dyn Visitor) {

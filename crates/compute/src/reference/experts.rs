@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::attention::softmax;
 use super::linear::by_adapter;
+use super::norm::rms_norm;
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, activate, linear, sigmoid, softplus};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{
@@ -236,6 +237,13 @@ impl Interpreter {
             }
         })?;
         failed?;
+        if let Some(norm) = mlp.norm {
+            let weight = self.vector(norm.weight)?;
+            for part in parts.values_mut() {
+                part.iter_mut().zip(&weight).for_each(|(v, w)| *v *= w);
+                rms_norm(part, &vec![1.0; weight.len()], norm.eps);
+            }
+        }
         let sum = |row: usize, column: usize| -> f32 {
             chosen[row]
                 .iter()

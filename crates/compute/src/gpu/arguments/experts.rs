@@ -11,6 +11,10 @@ arguments! {
     /// Of `moe_combine`.
     MoeCombineConstants { top_k: usize, width: usize, columns: usize, has_residual: bool, weighs: bool }
 
+    ["moe.h" OutputNormConstants]
+    /// Of `moe_norm`.
+    OutputNormConstants { width: usize, eps: f32, devices: usize, own: usize }
+
     ["divided.h" SumDividedConstants]
     /// Of `sum_divided`.
     SumDividedConstants {

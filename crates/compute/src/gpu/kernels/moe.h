@@ -44,6 +44,28 @@ KERNEL(moe_identity, IdentityConstants, (const uint, ids), (const float, x), (fl
     if (i < c.width && ids[pair] >= c.experts) out[(ulong)pair * c.width + i] = x[(ulong)(pair / c.top_k) * c.width + i];
 }
 
+struct OutputNormConstants {
+    uint width;
+    float eps;
+    // Devices among which experts are divided by their ids, and which this one is.
+    uint devices, own;
+};
+
+// The norm of what an expert of this device returned, times `weight` (width), in place: outputs (pairs, width). Grid: (pairs).
+KERNEL(moe_norm, OutputNormConstants, (const uint, ids), (const float, weight), (float, outputs)) {
+    SHARED(float, scratch, 32);
+    const uint pair = ctx.group_x();
+    if (ids[pair] % c.devices != c.own) return;
+    const GPTR(float) row = outputs + (ulong)pair * c.width;
+    float squares = 0.0f;
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) {
+        const float v = row[i] * weight[i];
+        squares += v * v;
+    }
+    const float factor = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.width + c.eps);
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) row[i] = row[i] * weight[i] * factor;
+}
+
 struct MoeCombineConstants {
     // Whether pairs count as much as `weights` says; else all the same.
     uint top_k, width, columns, has_residual, weighs;

@@ -2,8 +2,8 @@
 
 use moeflux_compute::backend::{Batch, ExpertSource, ExpertView, Span, StateSlots};
 use moeflux_compute::graph::{
-    Activation, ExpertBiases, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score,
-    Weighted,
+    Activation, ExpertBiases, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, OutputNorm,
+    Route, Score, Weighted,
 };
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{BlockScale, DType, Error, Half, MatrixScale, Result, Tensor, Zeros};
@@ -380,6 +380,28 @@ pub fn moe_experts_with_identities() -> Vec<Case> {
         (3, 5, 5, Q4_0, [96, 64]),
     ];
     cases.into_iter().map(case).collect()
+}
+
+/// Of experts whose results are normed, by kernels for few rows and for many, of plain floats and of those with eight-bit activations.
+pub fn moe_experts_with_norms() -> Vec<Case> {
+    use DType::{F32, Fp8, Q4_K, Q8_0};
+    let fp8 = Fp8 { scale: BlockScale::F32 };
+    let case = |(count, top_k, dtype, [hidden, inner], eps): (usize, usize, DType, [usize; 2], f32)| {
+        let mut r = Recorder::new(12);
+        let norm = Some(OutputNorm { weight: r.vector(hidden), eps });
+        let mlp = ExpertMlp { norm, ..ExpertMlp::default() };
+        moe_case_in(r, count, top_k, [dtype; 3], [hidden, inner], mlp, weight)
+    };
+    let all = [
+        (1, 1, F32, [1, 1], 1e-5),
+        (5, 3, F32, [33, 20], 1e-8),
+        (4, 2, Q8_0, [64, 96], 0.01),
+        (4, 2, Q4_K, [256, 256], 1e-8),
+        (3, 2, fp8, [96, 64], 1e-6),
+    ];
+    let large =
+        [(6, 2, Q4_K, [768, 512], 1e-8), (12, 2, Q8_0, [1280, 256], 1e-8), (4, 2, fp8, [640, 544], 1e-8)];
+    all.into_iter().map(case).chain(large.into_iter().map(|one| case(one).on_hardware())).collect()
 }
 
 fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {

@@ -108,6 +108,7 @@ tables! {
     experts::moe_experts_of_other_activations,
     experts::moe_experts_without_a_gate,
     experts::moe_experts_with_identities,
+    experts::moe_experts_with_norms,
     experts::moe_experts_of_biased_routes,
 }
 

@@ -2,8 +2,8 @@
 
 use moeflux_compute::backend::{Backend, CompileOptions};
 use moeflux_compute::graph::{
-    Attention, ExpertMlp, ExpertSet, GraphBuilder, GroupRank, Groups, MatrixSpec, Precision, Rope, RopeStyle,
-    Route, Routing, Value, WeightId, Weighted,
+    Attention, ExpertMlp, ExpertSet, GraphBuilder, GroupRank, Groups, MatrixSpec, OutputNorm, Precision,
+    Rope, RopeStyle, Route, Routing, Value, WeightId, Weighted,
 };
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Result, Tensor};
@@ -169,5 +169,18 @@ fn experts_that_do_not_fit_are_refused_while_recording() {
         let routing = routing(g, eight, 8, 2)?;
         let mlp = ExpertMlp { identities: 6, weighted: Weighted::Input, ..ExpertMlp::default() };
         g.moe_experts_with(eight, routing, experts, mlp)
+    });
+    refused("moe_experts: weights of the norm: expected 8, got 5", |g, _, eight| {
+        let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
+        let two = g.slice(eight, 1, 0, 2)?;
+        let routing = routing(g, two, 2, 2)?;
+        let norm = Some(OutputNorm { weight: g.weight("norm", matrix(1, 5)), eps: 0.0 });
+        g.moe_experts_with(eight, routing, experts, ExpertMlp { norm, ..ExpertMlp::default() })
+    });
+    refused("moe_experts: experts that return what they take, beside a norm", |g, _, eight| {
+        let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
+        let routing = routing(g, eight, 8, 2)?;
+        let norm = Some(OutputNorm { weight: g.weight("norm", matrix(1, 8)), eps: 0.0 });
+        g.moe_experts_with(eight, routing, experts, ExpertMlp { identities: 6, norm, ..ExpertMlp::default() })
     });
 }

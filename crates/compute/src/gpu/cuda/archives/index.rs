@@ -18,7 +18,7 @@
     unit!("latent", "04bf2416d57f6d3f", ["copy_heads", "enter_latents", "latent_matvec", "latent_matvec_any", "latent_transposed", "latent_transposed_any", "latent_weights"]),
     unit!("linear", "bbd638d570d7d83b", ["embed", "matmul_any", "matvec_any", "matvec_group_any", "unpack"]),
     unit!("low_rank", "998f62cbda7ce736", ["adapted_ids", "expert_low_rank_expand", "expert_low_rank_reduce", "low_rank_expand", "low_rank_reduce"]),
-    unit!("moe", "eb26ccbdfaba9111", ["moe_activate", "moe_bucket", "moe_combine", "moe_identity", "moe_matmul_any", "moe_matvec_any"]),
+    unit!("moe", "1de4b61aa96e1d7c", ["moe_activate", "moe_bucket", "moe_combine", "moe_identity", "moe_matmul_any", "moe_matvec_any", "moe_norm"]),
     unit!("ngrams", "b53aaac7f4a333c0", ["ngram_embed", "ngram_state"]),
     unit!("recurrent", "6563e9f33da39966", ["carry", "causal_conv1d", "window_mean", "window_pool"]),
     unit!("rms_norm", "a21fcbea01e409b3", ["layer_norm", "rms_norm"]),

@@ -191,7 +191,7 @@ impl Lowering<'_> {
         let ready = e.parts[2].start();
         // Where not all experts of a token may be there at once, or are anywhere, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];
-        let summed = !e.apart && e.mlp.identities == 0 && self.memory.experts.all_at_once(e.set, counts);
+        let summed = !e.apart && e.mlp.sums_plainly() && self.memory.experts.all_at_once(e.set, counts);
         let [ids, _] = self.routing(e.routing);
         let outputs = (e.outputs, e.parts[2].matrix.rows);
         let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);

@@ -92,7 +92,7 @@ impl Lowering<'_> {
         if experts.resident()
             && experts.all_at_once(e.set, [self.rows, pairs])
             && !e.apart
-            && e.mlp.identities == 0
+            && e.mlp.sums_plainly()
             && self.rows <= MOST_SUMMED
         {
             let (has_residual, weighs) = (e.residual.is_some(), e.mlp.weighted != Weighted::Input);

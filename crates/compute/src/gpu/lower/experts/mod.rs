@@ -22,10 +22,12 @@ use self::tensor::TensorExperts;
 use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
 use crate::gpu::arguments::{
     BucketConstants, ExpertConstants, IdentityConstants, MoeActivateConstants, MoeCombineConstants,
-    RouteConstants, RouteRowsConstants, ScaleChosenConstants, TokenRouteConstants,
+    OutputNormConstants, RouteConstants, RouteRowsConstants, ScaleChosenConstants, TokenRouteConstants,
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
-use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, Updates, most_blocks};
+use crate::gpu::memory::{
+    BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, Held, TILE, Updates, most_blocks,
+};
 use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, TopSoftmaxOp, Value, WeightId, Weighted};
 
 /// Groups of a multiprocessor that sum experts' outputs, from which a thread has four columns.
@@ -242,6 +244,18 @@ impl Lowering<'_> {
             let buffers = [ids, self.value(x), outputs];
             let identities = Launch { unit: "moe", kernel: "moe_identity", buffers: &buffers, constants };
             self.run.push(identities.over([pairs, blocks(x.width()), 1], THREADS));
+        }
+        if let Some(norm) = mlp.norm {
+            let held = exchange.map_or(Held::ALL, |exchange| exchange.held);
+            let constants = &OutputNormConstants {
+                width: out.width(),
+                eps: norm.eps,
+                devices: held.devices,
+                own: held.index,
+            };
+            let buffers = [ids, self.vector(norm.weight), outputs];
+            let norm = Launch { unit: "moe", kernel: "moe_norm", buffers: &buffers, constants };
+            self.run.push(norm.over([pairs, 1, 1], THREADS));
         }
         if let Some(exchange) = exchange {
             let sum = self.sum_divided(step, exchange);
