@@ -162,6 +162,8 @@ ROWS: dict[str, list[Row]] = {
     ],
     "dots3_note_stacked": keys("routed_scaling_factor", "norm_topk_prob", "sliding_window", "rms_norm_eps", sliding_window=None)
     + [("another base for windows", into("sliding_attention", {"rope_theta": 333.0}))],
+    "muse_spark_basic": rope()
+    + keys("output_multiplier", "layer_types", "layer_rope_theta", "residual_gate_temperature", sliding_window=7),
     "lara_mini_basic": rope() + part(0.5) + TIED + keys("norm_topk_prob", "sliding_window", sliding_window=7),
 }
 

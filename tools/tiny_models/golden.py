@@ -25,6 +25,7 @@ from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditional
 from transformers.models.hy_v4_vl import HYV4VLConfig, HYV4VLForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.muse_spark import MuseSparkConfig, MuseSparkForConditionalGeneration
 from transformers.models.mistral_large4 import MistralLarge4Config, MistralLarge4ForConditionalGeneration
 from transformers.models.qwen3_omni_moe import (
     Qwen3OmniMoeThinkerConfig,
@@ -40,6 +41,7 @@ AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True
 AutoModelForCausalLM.register(MistralLarge4Config, MistralLarge4ForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(HYV4VLConfig, HYV4VLForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(MuseSparkConfig, MuseSparkForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, exist_ok=True)

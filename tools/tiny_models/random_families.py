@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_linear.qwen3_next,
         random_linear.qwen3_5_moe_text,
         random_linear.lara_mini,
+        random_multimodal.muse_spark,
         random_sigmoid.glm4_moe,
         random_sigmoid.sarvam_moe,
         random_sigmoid.minimax_m2,

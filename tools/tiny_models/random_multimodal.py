@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .hf_cases.multimodal import MUSE_SPARK_AUDIO, MUSE_SPARK_VISION
 from .published import HY_V4_RENAMES
 from .random_draw import Draw
 from .random_streams import hy_v4
@@ -76,6 +77,40 @@ def glm4v_moe(d: Draw) -> dict[str, Any]:
         "out_hidden_size": text["hidden_size"],
     }
     return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
+
+
+def muse_spark(d: Draw) -> dict[str, Any]:
+    text = d.base(5) | d.heads() | d.experts("num_local_experts")
+    layers = text["num_hidden_layers"]
+    # What is divided into heads, by a check of transformers alone.
+    text["hidden_size"] = text["num_attention_heads"] * max(1, text["hidden_size"] // text["num_attention_heads"])
+    while d.aligned > 1 and text["hidden_size"] % d.aligned:
+        text["hidden_size"] += text["num_attention_heads"]
+    del text["tie_word_embeddings"]
+    text |= {
+        "intermediate_size": d.width(3, 50),
+        "moe_intermediate_size": d.width(1, 30),
+        "moe_hidden_size": d.width(3, 50),
+        "sliding_window": d.rng.randint(1, 50),
+        "layer_types": d.pick(None, [d.pick("sliding_attention", "full_attention") for _ in range(layers)]),
+        "mlp_layer_types": d.pick(None, [d.pick("sparse", "sparse", "dense") for _ in range(layers)]),
+        "layer_rope_theta": d.pick(None, [d.pick(0, 700.0) for _ in range(layers)]),
+        "qk_scale_factor": d.pick(1.0, 1.3, 2.0),
+        "output_multiplier": d.pick(0.18, 0.5, 1.3),
+        "final_logit_softcapping": d.pick(20.0, 3.0),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "residual_gate_temperature": d.pick(0.3, 1.0),
+        "post_norm_eps": d.pick(1e-8, 0.01),
+        "rope_parameters": d.rope(text["head_dim"], kinds=("default", "linear", "yarn")),
+        "pad_token_id": None,
+    }
+    d.maybe(text, "attention_bias", True)
+    # Neither llama.cpp nor mlx-lm has it.
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": True}
+    others = {"out_hidden_size": 8, "projector_hidden_size": 4, "image_token_id": 901, "video_token_id": 902, "audio_token_id": 903}
+    audio = MUSE_SPARK_AUDIO | {"out_hidden_size": text["hidden_size"]}
+    return {"text_config": text, "vision_config": MUSE_SPARK_VISION, "audio_config": audio} | others
 
 
 def hy_v4_vl(d: Draw) -> dict[str, Any]:

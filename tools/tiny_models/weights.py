@@ -34,6 +34,8 @@ ZERO_CENTRED_NORMS = (
     "Qwen4ExpTextRMSNorm",
     "MiniMaxM3VLRMSNorm",
     "Step3p7RMSNorm",
+    "MuseSparkTextCenteredRMSNorm",
+    "MuseSparkTextInputScaledRMSNorm",
 )
 
 
@@ -72,6 +74,7 @@ CORRECTION_BIASES = {
     "glm5_next": CorrectionBias(std=0.2, float32=True),
     "nemotron_h": CorrectionBias(std=0.2, float32=True),
     "step3p7": CorrectionBias(std=0.2, float32=True),
+    "muse_spark": CorrectionBias(std=0.2, float32=True),
     "lfm2_moe": CorrectionBias(std=0.2, float32=True),
     "ernie4_5_vl_moe": CorrectionBias(std=0.05, float32=True),
     "exaone_moe": CorrectionBias(std=0.2, float32=True),

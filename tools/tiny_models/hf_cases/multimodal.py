@@ -1,4 +1,4 @@
-"""Text parts of multimodal models: Qwen3-VL-MoE, GLM-4.5V, Qwen3-Omni, ERNIE 4.5 VL, Aria."""
+"""Text parts of multimodal models: Qwen3-VL-MoE, GLM-4.5V, Qwen3-Omni, ERNIE 4.5 VL, Aria, Muse Spark."""
 
 from typing import Any
 
@@ -130,7 +130,68 @@ def _aria(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
+# One layer of pictures, one of sound.
+MUSE_SPARK_VISION = dict(patch_size=1, pos_emb_height=2, pos_emb_width=2, num_attention_heads=1, num_hidden_layers=1, hidden_size=8)
+MUSE_SPARK_VISION |= dict(intermediate_size=4, merge_size=1, max_position_embeddings=4)
+MUSE_SPARK_AUDIO = dict(patch_sizes=[2], hidden_sizes=[4], depths=[1], num_hidden_layers=1, mlp_ratio=1.0, conv_kernel_size=3)
+
+
+def _muse_spark(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=83,
+        hidden_size=24,
+        intermediate_size=28,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=11,
+        moe_hidden_size=18,
+        moe_intermediate_size=10,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        max_position_embeddings=512,
+        qk_scale_factor=1.5,
+        output_multiplier=0.6,
+        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=82,
+    )
+    text |= changes
+    others = dict(out_hidden_size=8, projector_hidden_size=4, image_token_id=901, video_token_id=902, audio_token_id=903)
+    audio = MUSE_SPARK_AUDIO | dict(out_hidden_size=text["hidden_size"])
+    return {"text_config": text, "vision_config": MUSE_SPARK_VISION, "audio_config": audio} | others
+
+
 CASES = [
+    # As published, with the default kinds of layers, of which the first and the last see everything.
+    HfCase("muse_spark_basic", "muse_spark", 341, _muse_spark(), stacked_experts=True),
+    # A dense layer, listed kinds of layers with bases of their own, biases, all experts chosen, factors and epsilons that show.
+    HfCase(
+        "muse_spark_dense",
+        "muse_spark",
+        342,
+        _muse_spark(
+            num_hidden_layers=3,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            layer_rope_theta=[900.0, 0, 900.0],
+            attention_bias=True,
+            num_local_experts=3,
+            moe_hidden_size=32,
+            qk_scale_factor=1.7,
+            output_multiplier=1.3,
+            final_logit_softcapping=2.5,
+            routed_scaling_factor=0.4,
+            residual_gate_temperature=0.7,
+            rms_norm_eps=0.02,
+            post_norm_eps=0.01,
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
     # As published: below a multimodal model, experts by other names with columns as rows.
     HfCase("aria_multimodal", "aria_text", 225, _aria(), multimodal=True),
     # Biases everywhere, a single shared expert, experts as wide as the hidden state.

@@ -675,6 +675,14 @@ pub fn capped_head(
     r.graph.scope("lm_head");
     let rows = r.graph.gather_rows(x);
     let h = r.rms_norm(rows, "model.norm", 1, eps)?;
+    capped_logits(r, h, (table, tied), cap)
+}
+
+/// Softly capped logits of normed output rows; the head is `table` if the embeddings are `tied`.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn capped_logits(r: &mut Recorder, h: Value, (table, tied): (WeightId, bool), cap: f32) -> Result<Value> {
     let vocab_size = r.graph.matrix(table).rows;
     let weight = if tied { table } else { r.matrix("lm_head", Some(vocab_size), h.width())? };
     let bias = r.optional_vector("lm_head", "bias", vocab_size)?;

@@ -66,6 +66,7 @@ mod mistral_large4;
 mod mixtral;
 mod model;
 mod modules;
+mod muse_spark;
 mod names;
 mod nemotron_h;
 mod olmoe;
@@ -195,6 +196,7 @@ pub const FAMILIES: &[Family] = &[
     jetmoe::FAMILY,
     dots3_note::FAMILY,
     lara_mini::FAMILY,
+    muse_spark::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

@@ -81,7 +81,7 @@ impl Source {
 }
 
 /// What a weight is in the graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Form {
     /// As it is stored.
     Stored,
@@ -145,6 +145,16 @@ pub enum Form {
         /// At least 1.
         count: usize,
     },
+    /// f32, what a residual gate takes of a block's result: σ(v / temperature).
+    Taken {
+        /// What gates are divided by.
+        temperature: f32,
+    },
+    /// f32, what such a gate leaves of the residual stream: √max(1 − σ², 0.001) of the same σ.
+    Kept {
+        /// What gates are divided by.
+        temperature: f32,
+    },
     /// f32, A of lightning attention of each of as many heads as values are stored, which are not looked at: what no tensor has.
     Slopes {
         /// The layer it is in.
@@ -156,6 +166,10 @@ pub enum Form {
 
 /// Added to scores of what a router always chooses.
 const CHOSEN_FIRST: f32 = 1e9;
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
 
 impl Form {
     fn of(self, value: f32) -> f32 {
@@ -171,6 +185,11 @@ impl Form {
             | Self::Repeated { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
+            Self::Taken { temperature } => sigmoid(value / temperature),
+            Self::Kept { temperature } => {
+                let gate = value / temperature;
+                (sigmoid(-gate) * (1.0 + sigmoid(gate))).max(1e-3).sqrt()
+            }
             Self::F32Negative => -value,
             Self::Ones | Self::OnesBut { .. } | Self::Delay { .. } => 1.0,
             Self::Zeros | Self::NoneOf { .. } | Self::Slopes { .. } => 0.0,
