@@ -129,8 +129,8 @@ fn budgets_are_those_asked_for() {
 #[test]
 fn a_shape_of_397_billion_parameters_is_planned() {
     let cache = tempfile::tempdir().unwrap();
-    let mut command = moeflux(cache.path(), &["synth:qwen3.5-397b-a17b", "--prompt", "8", "--context", "64"]);
-    let report = json(&mut command);
+    let arguments = ["synth:qwen3.5-397b-a17b", "--prompt", "8", "--context", "64", "--memory", "96GiB"];
+    let report = json(&mut moeflux(cache.path(), &arguments));
     let parameters = report["parameters"].as_f64().unwrap();
     assert!((380e9..410e9).contains(&parameters), "{parameters}");
     let experts = report["needs"]["experts"].as_f64().unwrap();
@@ -149,7 +149,7 @@ fn a_configuration_is_enough() {
     let mut config = Shape::by_name("tiny").unwrap().config();
     write(&config);
     let sized = |arguments: &[&str]| {
-        let arguments = [&[name, "--prompt", "16"], arguments].concat();
+        let arguments = [&[name, "--prompt", "16", "--memory", "1GiB"], arguments].concat();
         let report = json(&mut moeflux(folder.path(), &arguments));
         (report["needs"]["experts"].as_u64().unwrap(), report["note"].as_str().unwrap().to_owned())
     };
