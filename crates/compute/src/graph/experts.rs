@@ -148,13 +148,6 @@ pub struct ExpertMlp {
     pub norm: Option<OutputNorm>,
 }
 
-impl ExpertMlp {
-    /// Whether a sum takes nothing but what the experts' down projections give.
-    pub(crate) fn sums_plainly(&self) -> bool {
-        self.identities == 0 && self.norm.is_none()
-    }
-}
-
 /// What decides which experts a token gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteBy {

@@ -28,7 +28,7 @@ fn has_bits(mut matrices: impl Iterator<Item = MatrixSpec>, form: RowForm, mlp: 
         RowForm::Floats => has_eights,
     };
     let known = matrices.all(|m| has(simd, m.dtype, m.cols) && m.cols.is_multiple_of(BLOCK));
-    known && mlp.activation.is_gated() && mlp.weighted != Weighted::Input && mlp.norm.is_none()
+    known && mlp.activation.is_gated() && mlp.weighted != Weighted::Input
 }
 
 /// Whether the processor may compute some of a graph's routed experts beside a GPU that computes the others: of all of them it must

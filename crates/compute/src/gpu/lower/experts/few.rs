@@ -191,10 +191,11 @@ impl Lowering<'_> {
         let ready = e.parts[2].start();
         // Where not all experts of a token may be there at once, or are anywhere, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];
-        let summed = !e.apart && e.mlp.sums_plainly() && self.memory.experts.all_at_once(e.set, counts);
+        let at_once = !e.apart && e.mlp.identities == 0 && self.memory.experts.all_at_once(e.set, counts);
+        let summed = at_once && e.mlp.norm.is_none();
         let [ids, _] = self.routing(e.routing);
         let outputs = (e.outputs, e.parts[2].matrix.rows);
-        let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
+        let collect = self.collect(e.set, counts, ids, outputs).filter(|_| at_once);
         let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
         let [two, one] = [(2, MOST_JOINT_DOWN), (1, MOST_JOINT_DOWN_ALONE)]
@@ -207,8 +208,11 @@ impl Lowering<'_> {
             .or_else(|| joint(8, two).filter(|_| !has_few))
             .or_else(|| joint(4, one))
             .or_else(|| joint(8, two))
-            .unwrap_or_else(|| self.down8(e, summed, hands));
-        let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
+            .unwrap_or_else(|| self.down8(e, summed, hands && summed));
+        let down = Some(named(down, down_name));
+        // Of what is summed later the processor's part need not be there before.
+        let rest = if summed { [collect, down] } else { [down, collect] };
+        let body = std::iter::once(first).chain(rest.into_iter().flatten()).collect();
         Some(FewBody { body, ready, summed, hands })
     }
 

@@ -92,7 +92,8 @@ impl Lowering<'_> {
         if experts.resident()
             && experts.all_at_once(e.set, [self.rows, pairs])
             && !e.apart
-            && e.mlp.sums_plainly()
+            && e.mlp.identities == 0
+            && e.mlp.norm.is_none()
             && self.rows <= MOST_SUMMED
         {
             let (has_residual, weighs) = (e.residual.is_some(), e.mlp.weighted != Weighted::Input);
