@@ -70,6 +70,7 @@ pub const SHAPES: &[Shape] = shapes![
     "mistral-large-4-1t-a52b",
     "deepseek-v4.1-flash",
     "kimi-k3",
+    "muse-spark-816b-a42b",
     "north-mini-code-1.0",
     "tiny",
 ];
