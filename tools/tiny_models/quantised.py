@@ -5,6 +5,7 @@ one for activations; and that of compressed-tensors as GLM-4.5 is published, one
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +19,12 @@ LARGEST = 448.0
 LARGEST_EXPONENT = 8
 # Matrices of the layers; routers, indexers, embeddings, head and norms stay as they are.
 QUANTISED = re.compile(r"layers\.\d+\..*((?<!index_[qk])_proj|\.w[123])\.weight$")
+
+
+# Stacks of them that transformers does not take apart where it writes them.
+STACKED = re.compile(r"^(?P<module>.*layers\.\d+\.mlp\.experts)\.(?P<name>gate_up_proj|down_proj)$")
+
+Quantise = Callable[[str, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 def mxfp8(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -54,6 +61,20 @@ KINDS = {
 } | four_bits.KINDS | integers.KINDS
 
 
+def quantise_stack(quantise: Quantise, stack: re.Match[str], tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The same of stacked experts (experts, rows, columns), of which what is stored has a matrix each."""
+    projections = ["gate_proj", "up_proj"] if stack["name"] == "gate_up_proj" else ["down_proj"]
+    stored, values = {}, []
+    for expert, both in enumerate(tensor):
+        halves = []
+        for projection, matrix in zip(projections, both.chunk(len(projections))):
+            parts, value = quantise(f"{stack['module']}.{expert}.{projection}.weight", matrix)
+            stored |= parts
+            halves.append(value)
+        values.append(torch.cat(halves))
+    return stored, torch.stack(values)
+
+
 def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:
     """Rewrites model.safetensors; the model that transformers reads from the values that it then stands for."""
     quantise, said = KINDS[kind]
@@ -63,6 +84,10 @@ def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:
         stored[name], values[name] = tensor, tensor.float()
         if QUANTISED.search(name) and "vision" not in name:
             parts, values[name] = quantise(name, tensor)
+            del stored[name]
+            stored |= parts
+        elif stack := STACKED.search(name):
+            parts, values[name] = quantise_stack(quantise, stack, tensor)
             del stored[name]
             stored |= parts
     if len(stored) == len(values):

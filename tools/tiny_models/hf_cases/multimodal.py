@@ -166,7 +166,7 @@ def _muse_spark(**changes: Any) -> dict[str, Any]:
 
 CASES = [
     # As published, with the default kinds of layers, of which the first and the last see everything.
-    HfCase("muse_spark_basic", "muse_spark", 341, _muse_spark(), stacked_experts=True),
+    HfCase("muse_spark_basic", "muse_spark", 352, _muse_spark(), stacked_experts=True),
     # A dense layer, listed kinds of layers with bases of their own, biases, all experts chosen, factors and epsilons that show.
     HfCase(
         "muse_spark_dense",
@@ -191,6 +191,22 @@ CASES = [
         ),
         dtype="float32",
         stacked_experts=True,
+    ),
+    # In four bits, as some publish other models of this size: an expert's matrices by themselves.
+    HfCase(
+        "muse_spark_int4",
+        "muse_spark",
+        365,
+        _muse_spark(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            moe_hidden_size=64,
+            moe_intermediate_size=64,
+            num_local_experts=6,
+        ),
+        stacked_experts=True,
+        quantised="int4",
     ),
     # As published: below a multimodal model, experts by other names with columns as rows.
     HfCase("aria_multimodal", "aria_text", 225, _aria(), multimodal=True),

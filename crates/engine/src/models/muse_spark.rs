@@ -142,7 +142,9 @@ fn moe(r: &mut Recorder, layer: usize, h: Value, moe: &Moe, layers: &Layers) -> 
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let config = &config.with_defaults(DEFAULTS);
+    // transformers looks for a base beside the object only where there is another one.
+    let published = serde_json::json!({ "rope_type": "default", "rope_theta": 5e5 });
+    let config = &config.with_defaults(DEFAULTS).assuming_rope(&published);
     let (hidden_size, count) = (config.size("hidden_size")?, blocks::layers(config)?);
     let number =
         |key: &str, default: f64| -> Result<f32> { Ok(config.number(key)?.unwrap_or(default) as f32) };
@@ -158,7 +160,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     }
     let heads = Heads::new(config, hidden_size, None)?;
     let heads = Heads { scale: heads.scale * number("qk_scale_factor", 5.473_006_486_387_5)?, ..heads };
-    let rope = blocks::rotation(r, config, heads.head_dim, RopeStyle::HalfSplit, 5e5)?;
+    let rope = blocks::rotation(r, config, heads.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let window = config.positions("sliding_window")?;
     let kinds = kinds(config, count)?;
     let dense = blocks::dense_layers(config, count, 0)?;

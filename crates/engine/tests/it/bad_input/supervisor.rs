@@ -106,11 +106,12 @@ pub(crate) fn is_of_draft(name: &str) -> bool {
     name.starts_with("mtp.") || name.starts_with("model.mtp.") || name.ends_with(".eh_proj.weight")
 }
 
-/// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
+/// Whether a tensor belongs to what a multimodal checkpoint sees or hears with, which is not read.
 pub(crate) fn is_of_vision(name: &str) -> bool {
     let parts = [
         "visual",
         "vision",
+        "audio_tower",
         "vit.",
         "projector",
         "patch_merge_mlp",
