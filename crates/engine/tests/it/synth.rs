@@ -306,8 +306,9 @@ fn drawn_share(experts: usize, top_k: usize, skew: f64) -> f64 {
 
 #[test]
 fn experts_are_as_popular_as_the_skew_says() {
-    for encoding in [Encoding::Q4KM, Encoding::Mlx4Bit, Encoding::Int4] {
-        for router_skew in [0.0, 0.5, 1.0, 2.0] {
+    for (turn, encoding) in [Encoding::Q4KM, Encoding::Mlx4Bit, Encoding::Int4].into_iter().enumerate() {
+        let skews = [0.0, 0.5, 1.0, 2.0].into_iter().enumerate();
+        for (_, router_skew) in skews.filter(|(number, _)| is_tried(turn + number, 2)) {
             let recipe = Recipe { router_skew, ..tiny(encoding) };
             let folder = tempfile::tempdir().expect("a folder");
             let counts = requests(&write(folder.path(), recipe, 2));
