@@ -109,7 +109,7 @@ failures() { grep -E "^test .*FAILED|panicked|test result|ERROR SUMMARY|RACECHEC
 part_operations() {
   local test code
   for test in "${tests[@]}"; do
-    MOEFLUX_TEST_ONLY=CUDA "$test" "${operations[@]}" --test-threads 8 >"$work/operations.log" 2>&1
+    MOEFLUX_TEST_ALL=1 MOEFLUX_TEST_ONLY=CUDA "$test" "${operations[@]}" --test-threads 8 >"$work/operations.log" 2>&1
     code=$?
     [ $code = 0 ] && echo "$(basename "$test"): fine" || echo "BAD: $(basename "$test"): exit $code"
     failures "$work/operations.log"
