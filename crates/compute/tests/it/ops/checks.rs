@@ -326,8 +326,8 @@ impl<'a> Expected<'a> {
         let first = run(case, &mut *executable, &self.schedules[0], None);
         let mut found = check_close(&first, &self.right, bound, &what);
         let all = case.on_devices == OnDevices::All;
-        let in_every_mode = all && (name == CUDA || is_tried(self.number, 2));
-        if in_every_mode || (name != METAL && mode == case.modes()[0]) {
+        let of_all = all && (name == CUDA || is_tried(self.number, 2));
+        if name != METAL && (mode == case.modes()[0] || of_all) {
             let pieces = run_all(case, &mut *executable, &self.schedules[3]);
             found = found.max(check_close(&pieces, &self.right, bound, &what));
         }
@@ -370,7 +370,7 @@ fn is_nan(row: &[f32]) -> bool {
 }
 
 /// The one check: every case on every backend in every mode, under every schedule; by Metal's text of the kernels a third
-/// of the cases, but all where that alone is tested.
+/// of the cases, but all where that alone is tested; on emulated devices in one of the modes.
 pub fn check(cases: impl IntoIterator<Item = Case>) {
     let (backends, devices) = (backends(), devices());
     // Largest error seen by operation and bound, for whoever tunes the table.
@@ -390,14 +390,18 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         let expected = Expected::new(number, &case);
         // A third of the cases, the first among them, in a sequence without a period, which kinds of cases would fall in with.
         let by_metal = is_tried(number.count_ones() as usize, 3) || !is_tested(CPU);
-        for mode in case.modes().iter().copied() {
+        let modes = case.modes();
+        for (turn, mode) in modes.iter().copied().enumerate() {
             let bound = allowed(&case.tested, case.dtype, mode);
             // Nor need it run on every instruction set.
             let skipped = if for_gpus { backends.len().saturating_sub(1) } else { 0 };
             for level in &backends[skipped..] {
                 see(CPU, &case, bound, expected.check_level(level, mode, bound));
             }
-            let devices = devices.iter().filter(|(name, _)| by_metal || *name != METAL);
+            // Emulated devices take turns at the modes.
+            let in_mode = is_tried(number + turn, modes.len());
+            let devices = devices.iter().filter(|(name, _)| *name == CUDA || in_mode);
+            let devices = devices.filter(|(name, _)| by_metal || *name != METAL);
             let devices = devices.filter(|(name, _)| match case.on_devices {
                 OnDevices::All | OnDevices::Results => true,
                 OnDevices::Hardware => *name == CUDA,
