@@ -383,8 +383,8 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
     let has_gpu = devices.iter().any(|(name, _)| *name == CUDA);
     for (number, case) in cases.into_iter().filter(|_| is_in_part()).enumerate() {
         let for_gpus = case.on_devices == OnDevices::Hardware;
-        // Where there are none, a quarter of what is for their sake is enough for the processor.
-        if for_gpus && !has_gpu && !is_tried(number, 4) {
+        // Where there are none, some of what is for their sake is enough for the processor.
+        if for_gpus && !has_gpu && !is_tried(number, 8) {
             continue;
         }
         let expected = Expected::new(number, &case);
