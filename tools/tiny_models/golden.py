@@ -25,8 +25,8 @@ from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditional
 from transformers.models.hy_v4_vl import HYV4VLConfig, HYV4VLForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
-from transformers.models.muse_spark import MuseSparkConfig, MuseSparkForConditionalGeneration
 from transformers.models.mistral_large4 import MistralLarge4Config, MistralLarge4ForConditionalGeneration
+from transformers.models.muse_spark import MuseSparkConfig, MuseSparkForConditionalGeneration
 from transformers.models.qwen3_omni_moe import (
     Qwen3OmniMoeThinkerConfig,
     Qwen3OmniMoeThinkerForConditionalGeneration,

@@ -19,8 +19,6 @@ LARGEST = 448.0
 LARGEST_EXPONENT = 8
 # Matrices of the layers; routers, indexers, embeddings, head and norms stay as they are.
 QUANTISED = re.compile(r"layers\.\d+\..*((?<!index_[qk])_proj|\.w[123])\.weight$")
-
-
 # Stacks of them that transformers does not take apart where it writes them.
 STACKED = re.compile(r"^(?P<module>.*layers\.\d+\.mlp\.experts)\.(?P<name>gate_up_proj|down_proj)$")
 

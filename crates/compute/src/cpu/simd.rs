@@ -45,7 +45,7 @@ impl SimdLevel {
 
     /// The highest level of this machine.
     pub fn detect() -> Self {
-        Self::available().pop().unwrap_or(Self::Portable)
+        Self::ALL.iter().copied().rfind(|level| level.is_available()).unwrap_or(Self::Portable)
     }
 
     /// Every level of this machine, lowest first.

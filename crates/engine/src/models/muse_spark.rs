@@ -8,8 +8,7 @@ use moeflux_compute::graph::{
     Activation, Attention, ExpertMlp, Gate, OutputNorm, Precision, RopeStyle, Route, Score, Value,
 };
 
-use super::blocks::attention::Heads;
-use super::blocks::{self};
+use super::blocks::{self, attention::Heads};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::model::Form;
 use super::names::Names;
@@ -23,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["muse_spark", "muse_spark_text"],
     gguf_architectures: &[],
     hidden_act: SILU,
-    names: &Names { ..Names::COMMON },
+    names: &Names::COMMON,
     record,
 };
 
