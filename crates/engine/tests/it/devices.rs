@@ -73,7 +73,7 @@ fn every_operation_has_the_bits_of_one_device() {
     });
 }
 
-/// With a shared expert, with biases, weighted at their input, and with some that return what they take;
+/// With a shared expert, with biases, weighted at their input, with some that return what they take, and normed;
 /// also where one device holds more than another.
 #[test]
 fn divided_experts_have_the_bits_of_one_device() {
@@ -83,6 +83,7 @@ fn divided_experts_have_the_bits_of_one_device() {
         ("gguf/deepseek_v3_q8_0", &[2]),
         ("hf/llama4_basic", &[2]),
         ("hf/longcat_flash_zeros", &[3]),
+        ("hf/muse_spark_basic", &[2]),
     ] {
         let (fixture, one) = (Fixture::named(name), emulator(GpuOptions::default()));
         let of = |backend: &GpuBackend| logits_of(&LONG_PARTS, backend, &fixture, &Options::default());

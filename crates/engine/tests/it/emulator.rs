@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::support::cover::{Traits, check_each, cover};
-use crate::support::{Fixture, all, bits, f32_options, is_tried, open};
+use crate::support::{Fixture, all, all_are_tried, bits, f32_options, is_tried, open};
 use moeflux::checkpoint::Format;
 use moeflux::synth::{Encoding, Plan, Recipe, Shape};
 use moeflux::{Engine, Error, Options, Outputs};
@@ -407,13 +407,13 @@ fn every_budget_from_the_least_on_works() {
     }
 }
 
-/// Every operation with every encoding and with each kind of what it takes, some by Metal's text; streamed also
-/// everything that experts of every encoding compute. Families are compared with their goldens, and streamed, on the processor;
+/// Every operation with each kind of what it takes, some by Metal's text, and everything that experts of every encoding compute,
+/// streamed also. Families are compared with their goldens, and streamed, on the processor;
 /// single operations in every encoding with their reference by both texts.
 #[test]
-fn every_operation_and_encoding_on_an_emulated_device() {
+fn every_operation_on_an_emulated_device() {
     // Products of every encoding are compared as operations, too.
-    let every_encoding = is_tried(1, 2);
+    let every_encoding = all_are_tried();
     let fixtures = cover(all(), |traits| {
         let encoded = if every_encoding { &traits.encoded } else { &traits.experts };
         [&traits.operations[..], encoded].concat()

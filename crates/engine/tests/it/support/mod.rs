@@ -97,7 +97,12 @@ const ALL: &str = "MOEFLUX_TEST_ALL";
 
 /// Whether the case of this number is tried where one of so many is enough.
 pub fn is_tried(number: usize, of: usize) -> bool {
-    number.is_multiple_of(of) || std::env::var_os(ALL).is_some()
+    number.is_multiple_of(of) || all_are_tried()
+}
+
+/// Whether that is asked for.
+pub fn all_are_tried() -> bool {
+    std::env::var_os(ALL).is_some()
 }
 
 /// Content of a `golden.safetensors`.
