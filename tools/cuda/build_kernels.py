@@ -6,7 +6,7 @@
     .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles those that are not in the record, and records them
     .venv/bin/python tools/cuda/build_kernels.py --check --assemble # fails if archives are not of the sources
 
-`--check` compiles and assembles what the record does not have, and one other unit for one architecture, others for every
+`--check` compiles and assembles what the record does not have, and one other small unit for one architecture, others for every
 commit; with `--all` every unit, which takes a processor an hour. The record, `archives/checked.txt`, has a sum over sources, archives, compiler
 and architectures of every unit that was compiled from these sources to these archives and assembled.
 
@@ -40,6 +40,8 @@ MARK = "//@ "
 COLUMNS = ["columns", "planes", "low_bit", "codebooks"]
 PTX_VERSION = "8.0"
 MOST_COMPILED_AGAIN = 4
+# Bytes of archives: large units take minutes to compile.
+MOST_BY_TURNS = 96 << 10
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 
 
@@ -271,11 +273,17 @@ def write_record(every: list[Unit], passed: list[Unit]) -> None:
     RECORD.write_text("\n".join([head, *lines]) + "\n")
 
 
+def size(unit: Unit) -> int:
+    """Bytes of a unit's archives."""
+    return sum(file.stat().st_size for what in ("ptx", "sm_90") for file in (ARCHIVES / what).glob(f"{unit.name}.z"))
+
+
 def turn(every: list[Unit]) -> tuple[Unit, str]:
-    """A unit for each commit, and an architecture."""
+    """A unit for each commit, of those that compile in seconds, and an architecture."""
     run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     number = int(run.stdout[:8] or "0", 16)
-    return every[number % len(every)], ARCHITECTURES[number // len(every) % len(ARCHITECTURES)]
+    small = [unit for unit in every if size(unit) <= MOST_BY_TURNS] or every
+    return small[number % len(small)], ARCHITECTURES[number // len(small) % len(ARCHITECTURES)]
 
 
 def assemble(tools: Path, name: str, ptx: str, architecture: str) -> str | None:
