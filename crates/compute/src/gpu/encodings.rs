@@ -11,6 +11,8 @@ pub(crate) enum FastPath {
     Bytes,
     /// Few rows, for plain floats.
     Plain,
+    /// The same of a weight of few rows, which may be made floats.
+    Small,
     /// Few rows, with weights that are copied ahead.
     Early,
     /// The same of experts alone.
@@ -33,10 +35,17 @@ static TABLE: LazyLock<Vec<Encoding>> = LazyLock::new(|| parse(include_str!("ker
 
 /// Whether `kernels/few_experts.h` names it among those in several planes that are copied ahead.
 fn in_planes(name: &str) -> bool {
-    let lines = include_str!("kernels/few_experts.h").lines();
-    lines
-        .filter_map(|line| line.strip_prefix("#define PLANES_"))
-        .any(|own| own.split(' ').next() == Some(name))
+    is_listed(name, include_str!("kernels/few_experts.h"), "#define PLANES_")
+}
+
+/// Whether `kernels/few_rows.h` names it among those that are made floats where a weight has few rows.
+fn is_small(name: &str) -> bool {
+    is_listed(name, include_str!("kernels/few_rows.h"), "#define SMALL_")
+}
+
+fn is_listed(name: &str, text: &str, list: &str) -> bool {
+    let names = text.lines().filter_map(|line| line.strip_prefix(list));
+    names.filter_map(|line| line.split(' ').next()).any(|own| own == name)
 }
 
 fn parse(text: &'static str) -> Vec<Encoding> {
@@ -51,6 +60,7 @@ fn parse(text: &'static str) -> Vec<Encoding> {
         let columns = [
             (FastPath::Bytes, few == "bytes"),
             (FastPath::Plain, few == "plain"),
+            (FastPath::Small, few == "plain" || is_small(name)),
             (FastPath::Early, early == "yes"),
             (FastPath::Copied, early == "yes" || in_planes(name)),
             (FastPath::Tensor, tensor == "yes"),
@@ -194,6 +204,9 @@ mod tests {
             (DType::Q4_0, FastPath::Early, None),
             (DType::F16, FastPath::Plain, Some("f16")),
             (DType::F16, FastPath::Bytes, None),
+            (DType::F16, FastPath::Small, Some("f16")),
+            (affine(8), FastPath::Small, Some("affine8")),
+            (affine(8), FastPath::Plain, None),
             (affine(4), FastPath::Tensor, Some("affine4")),
             (affine(4), FastPath::Simdgroup, Some("affine")),
             (affine(6), FastPath::Bytes, None),

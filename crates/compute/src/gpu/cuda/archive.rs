@@ -276,7 +276,8 @@ mod tests {
         let kernels = [
             (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
             (FastPath::Bytes, &["joint_products"]),
-            (FastPath::Plain, &["product", "products", "batch_plain"]),
+            (FastPath::Plain, &["products"]),
+            (FastPath::Small, &["product", "batch_plain"]),
             (FastPath::Early, &["early_products", "early_down8"]),
             (FastPath::Copied, &["copied_gate_up8", "copied_gate_up8_wide"]),
             (FastPath::Copied, &["joint_down8", "joint_down8_turns", "joint_down8_eight"]),

@@ -176,5 +176,5 @@ DEVICE void batch_plain(CTX, const BatchPlainConstants c, GPTR(const uchar) weig
         SHARED(float, shares, 8 * OWN_ROWS * OWN_TOKENS);                                       \
         batch_plain<D>(ctx, c, weights, x, residual, squares, shares, out);                         \
     }
-#define OF_PLAIN(name, D, code, few, ...) IF_PLAIN_##few(BATCH_PLAIN(name, D))
+#define OF_PLAIN(name, D, code, few, ...) IF_PLAIN_##few(BATCH_PLAIN(name, D)) IF_1(IS_SMALL(name), BATCH_PLAIN(name, D))
 ENCODINGS(OF_PLAIN)

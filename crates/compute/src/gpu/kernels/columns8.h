@@ -224,16 +224,13 @@ DEVICE Float8 columns8(const Format f, const Row row, uint i) {
         return scaled_bytes(w, 0, 0xffffffffu, d, -128.0f * d);
     }
     if (D == AFFINE4 || D == AFFINE8) {
-        const uint group = group_of(f.kind, 8 * i);
-        const float scale = scale_at(f.kind, row.plane1, 2 * group), bias = bias_of(f.kind, row, group, scale);
-        if (D == AFFINE8) {
-            const Word2 w = {load_u32(p, 8 * i), load_u32(p, 8 * i + 4)};
-            return scaled_bytes(w, 0, 0xffffffffu, scale, bias);
-        }
-        const uint w = load_u32(p, 4 * i);
+        const StoredScales stored = stored_scales(f.kind, row, group_of_piece(f.kind, i / 4));
+        const Word2 w = {load_u32(p, D == AFFINE8 ? 8 * i : 4 * i), D == AFFINE8 ? load_u32(p, 8 * i + 4) : 0};
+        const float scale = scale_of(stored), bias = bias_of(stored, scale);
+        if (D == AFFINE8) return scaled_bytes(w, 0, 0xffffffffu, scale, bias);
         Float8 r;
 #pragma unroll
-        for (uint j = 0; j < 8; ++j) r.v[j] = fma_of(byte_float(w >> (4 * j) & 15), scale, bias);
+        for (uint j = 0; j < 8; ++j) r.v[j] = fma_of(byte_float(w.x >> (4 * j) & 15), scale, bias);
         return r;
     }
     return load8<D>(f, row, i);

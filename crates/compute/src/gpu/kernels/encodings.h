@@ -4,7 +4,8 @@
 // - name: ends the names of kernels for the encoding; NAME is its constant
 // - code: bits 0..8 of `Format.kind`; what more bits say is part of `Format.kind` too
 // - few: whether `few_rows.h` and `few_experts.h` multiply it with activations of eight `bytes`, or `few_rows.h` as `plain`
-//   floats; `no` leaves it to `floats.h`, which has kernels for all. Those of `bytes` have pieces in `pieces.h`
+//   floats; `no` leaves it to `floats.h`, which has kernels for all. Those of `bytes` have pieces in `pieces.h`; of some small
+//   weights are floats to `few_rows.h`, which lists them
 // - early: whether `cuda/early.cu` copies it ahead
 // - tensor: whether products of many rows on tensor cores are compiled for it, with its unpacker of `cuda/unpack.h` or
 //   `cuda/unpack_low_bit.h`

@@ -2,6 +2,7 @@
 #include "activations.h"
 #include "experts.h"
 #include "fetch.h"
+#include "named.h"
 #include "quantize.h"
 #include "routing.h"
 
@@ -13,19 +14,7 @@ CONSTANT uint MOST_BLOCKS = 8;
 #define PLANES_nvfp4 ,
 #define PLANES_affine4 ,
 #define PLANES_affine8 ,
-// 1 for the name of one of them, else 0.
 #define IN_PLANES(name) SECOND_OF(PLANES_##name 1, 0, )
-#define SECOND_OF(...) SECOND(__VA_ARGS__)
-#define SECOND(first, second, ...) second
-// What follows, if a name is one of them, or none.
-#define IF_1(is, ...) IF_IS(is, __VA_ARGS__)
-#define IF_IS(is, ...) IF_IS_##is(__VA_ARGS__)
-#define IF_IS_1(...) __VA_ARGS__
-#define IF_IS_0(...)
-#define IF_0(is, ...) UNLESS(is, __VA_ARGS__)
-#define UNLESS(is, ...) UNLESS_##is(__VA_ARGS__)
-#define UNLESS_1(...)
-#define UNLESS_0(...) __VA_ARGS__
 
 struct GateUpConstants {
     Part gate, up;

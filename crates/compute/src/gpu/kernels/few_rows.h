@@ -3,9 +3,17 @@
 // A group brings the row into threadgroup memory itself, so that norm, rounding and product are one dispatch; what
 // weights it will read is known before the row is, and is asked for ahead.
 #include "activations.h"
+#include "columns8.h"
+#include "named.h"
 
 // The widest rows of linear layers, in bytes.
 CONSTANT uint MOST_LINEAR_COLUMNS = 24576;
+
+// Encodings whose weights of few rows, as a router's, are made floats where activations are not rounded. Read as text by
+// `gpu/encodings.rs`.
+#define SMALL_affine4 ,
+#define SMALL_affine8 ,
+#define IS_SMALL(name) SECOND_OF(SMALL_##name 1, 0, )
 
 // Where weights begin, in units of WEIGHT_UNIT bytes from the start of their buffer; NONE for what is not there.
 CONSTANT uint WEIGHT_UNIT = 256, NONE = 0xffffffffu;
@@ -130,6 +138,54 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
     }
 }
 
+// The same of rows of several turns of a lane's P pieces: those of the next turn are read before the ones in front are multiplied.
+template <uint D, uint N, uint P>
+DEVICE void product_turns(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+    const ProductPart part = own.part;
+    const uint token = ctx.group_y(), cols = part.format.cols;
+    const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
+    const uint end = begin + part.span < part.rows ? begin + part.span : part.rows;
+    Raws<N, P> raws = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin), ctx.lane());
+    prefetch_norm(ctx, c.norm, vector_at(b.weights, c.weight), cols);
+    after_previous(ctx);
+    const GPTR(const float) from = b.x + (ulong)token * cols;
+    const GPTR(const float) norm = vector_at(b.weights, c.weight);
+    const float factor = enter_bytes(ctx, c.norm, from, norm, cols, m.words, m.scales, m.scratch,
+                                     entering(ctx, c.norm, from, norm, cols));
+    const LocalActivations x = {m.words, m.scales};
+    constexpr uint LANES = 32 / N;
+    const uint pieces = pieces_of<D>(part.format), turns = (pieces + 32 * P - 1) / (32 * P);
+    for (uint row = begin; row < end; row += N) {
+        Sums<N> sums;
+#pragma unroll
+        for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
+        for (uint turn = 0; turn < turns; ++turn) {
+            const uint first = ctx.lane() + 32 * P * turn;
+            const Raws<N, P> now = raws;
+            const bool goes_on = turn + 1 < turns;
+            if (goes_on || row + N < end) {
+                const Rows<N> rows = rows_at<N>(part, b.weights, goes_on ? row : row + N);
+                raws = raws_of<D, N, P>(part.format, rows, goes_on ? first + 32 * P : ctx.lane());
+            }
+#pragma unroll
+            for (uint i = 0; i < P; ++i) {
+                const uint p = first + 32 * i;
+                if (p >= pieces) break;
+                const Chunk k = chunk_of<D>(x, p);
+#pragma unroll
+                for (uint n = 0; n < N; ++n) sums.v[n] += piece_dot<D>(now.raw[n][i], k, p);
+            }
+        }
+        float sum = product_of(team_sums<N>(ctx, sums, 32), factor);
+        const uint to = row + ctx.lane() / LANES;
+        if (ctx.lane() % LANES != 0 || to >= end) continue;
+        const ulong at = (ulong)token * part.rows + to;
+        if (part.bias != NONE) sum += vector_at(b.weights, part.bias)[to];
+        if (c.has_residual) sum += b.residual[at];
+        own.out[at] = sum;
+    }
+}
+
 // Two rows at a time, or two to four pieces of one where a row has that many, or of both where they are short; few of them before
 // they are needed where a piece is long, or there are many.
 template <uint D>
@@ -140,8 +196,7 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
     if (pieces <= 32) product_rows<D, 2, 1, AHEAD, true>(ctx, c, own, b, m);
     else if (takes_several<D>() && pieces <= 64)
         product_rows<D, 2, takes_several<D>() ? 2 : 1, AHEAD, true>(ctx, c, own, b, m);
-    else if (takes_several<D>() && pieces > 96)
-        product_rows<D, 1, takes_several<D>() ? 4 : 1, 1, false>(ctx, c, own, b, m);
+    else if (takes_several<D>() && pieces > 96) product_turns<D, 1, takes_several<D>() ? 4 : 1>(ctx, c, own, b, m);
     else if (in_three_turns<D>(pieces)) product_rows<D, 1, 3, 1, false>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD, false>(ctx, c, own, b, m);
 }
@@ -197,10 +252,11 @@ DEVICE Float8 of_halves(const Word4 q) {
     return r;
 }
 
-// Columns 8i..8i + 8 of a row of plain floats.
+// Columns 8i..8i + 8 of a row.
 template <uint D>
-DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
-    return D == F32 ? floats8(GCAST(const float, row), i) : of_halves<D>(load_u32x4(row, 16 * i));
+DEVICE Float8 plain8(const Format f, const Row row, uint i) {
+    if (D == F32) return floats8(GCAST(const float, row.plane0), i);
+    return D == F16 || D == BF16 ? of_halves<D>(load_u32x4(row.plane0, 16 * i)) : columns8<D>(f, row, i);
 }
 
 template <uint R>
@@ -210,16 +266,14 @@ struct PlainRows {
 
 template <uint D, uint R>
 DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
+    const Rows<R> rows = rows_at<R>(part, weights, row);
     PlainRows<R> w;
 #pragma unroll
-    for (uint r = 0; r < R; ++r) {
-        const uint own = row + r < part.rows ? row + r : part.rows - 1;
-        w.of[r] = plain8<D>(weights + (ulong)part.planes[0] * WEIGHT_UNIT + (ulong)own * part.format.strides[0], i);
-    }
+    for (uint r = 0; r < R; ++r) w.of[r] = plain8<D>(part.format, rows.row[r], i);
     return w;
 }
 
-// The same with a weight of plain floats, activations not rounded, cols a multiple of 8: a group makes R outputs of one
+// The same with a weight of plain floats, or one that is made such, activations not rounded, cols a multiple of 8: a group makes R outputs of one
 // token, each thread of the columns that it normalises itself. Grid: (rows / R, tokens).
 template <uint D, uint R>
 DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights, GPTR(const float) x,
@@ -274,7 +328,8 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
         product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                  \
     }
 
-#define ONE_ROW(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(product_##name, D, 1))
+#define ONE_ROW(name, D, code, few, ...) \
+    IF_PLAIN_##few(PLAIN(product_##name, D, 1)) IF_1(IS_SMALL(name), PLAIN(product_##name, D, 1))
 #define FOUR_ROWS(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(products_##name, D, 4))
 ENCODINGS(ONE_ROW)
 ENCODINGS(FOUR_ROWS)

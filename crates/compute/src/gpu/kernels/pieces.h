@@ -216,12 +216,21 @@ DEVICE Word4 with_fifths(const Word4 nibbles, uint high) {
     return r;
 }
 
+// Of a matrix in NVFP4.
+DEVICE StoredScales stored_factor(uint kind, const Row row) {
+    const StoredScales s = {load_u32(row.plane2, 0), 0, 0, kind};
+    return s;
+}
+DEVICE float factor_of(const StoredScales s) { return nvfp4_factor(s.kind, s.scale); }
+
 // What is read of a row for a piece. Reading is apart from multiplying, so that many reads are under way at once.
 struct Raw {
     Word4 a, b, c, d, e;
     // Four scales, a byte each.
     uint bytes;
     float scale, bias;
+    // Of encodings whose format says how scales are stored: that, and scales as they are.
+    StoredScales stored;
 };
 
 // Twice the magnitudes of four-bit floats (E2M1), a byte each.
@@ -421,12 +430,6 @@ DEVICE Raw coded_raw(GPTR(const uchar) b, uint i) {
     return r;
 }
 
-// The group of columns 32p..32p + 32 of an affine encoding; groups have 32, 64 or 128 columns, or all.
-DEVICE uint group_of_piece(uint kind, uint p) {
-    const uint pieces = kind >> 13 & 7;
-    return pieces == 0 ? 0 : p >> (pieces >> 1);
-}
-
 template <uint D>
 DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     Raw r;
@@ -497,12 +500,10 @@ DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     } else if (D == NVFP4) {
         r.a = load_u32x4(row.plane0, 16 * p);
         r.bytes = load_u16(row.plane1, 2 * p);
-        r.scale = 0.5f * nvfp4_factor(f.kind, row);
+        r.stored = stored_factor(f.kind, row);
     } else {
         // Affine of 4 bits or 8.
-        const uint group = group_of_piece(f.kind, p);
-        r.scale = scale_at(f.kind, row.plane1, 2 * group);
-        r.bias = bias_of(f.kind, row, group, r.scale);
+        r.stored = stored_scales(f.kind, row, group_of_piece(f.kind, p));
         r.a = load_u32x4(row.plane0, (D == AFFINE4 ? 16 : 32) * p);
         if (D != AFFINE4) r.b = load_u32x4(row.plane0, 32 * p + 16);
     }
@@ -648,19 +649,22 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
             k.of[i] = product_of(r.scale, far_byte(r.bytes >> (8 * i) & 255) - 8388640.0f);
     } else if (D == NVFP4) {
         const E4m3Pair two = e4m3_pair(r.bytes);
-        k.of[0] = product_of(r.scale, two.first);
-        k.of[1] = product_of(r.scale, two.second);
+        const float half_factor = 0.5f * factor_of(r.stored);
+        k.of[0] = product_of(half_factor, two.first);
+        k.of[1] = product_of(half_factor, two.second);
     } else if (D == IQ2_XS || D == IQ2_S || D == IQ1_M) {
         const uint bits = D == IQ1_M ? 3 : 4, mask = (1u << bits) - 1;
         k.of[0] = product_of(r.scale, (float)(2 * (r.bytes & mask) + 1));
         k.of[1] = product_of(r.scale, (float)(2 * (r.bytes >> bits) + 1));
+    } else if (D == AFFINE4 || D == AFFINE8) {
+        const float scale = scale_of(r.stored), bias = bias_of(r.stored, scale);
+        k.of[0] = scale;
+        // Bytes are less 128.
+        k.less[0] = D == AFFINE4 ? -bias : -fma_of(128.0f, scale, bias);
     } else {
         k.of[0] = r.scale;
         if (D == Q4_0) k.less[0] = product_of(8.0f, r.scale);
         if (D == Q5_0) k.less[0] = product_of(16.0f, r.scale);
-        if (D == AFFINE4) k.less[0] = -r.bias;
-        // Bytes are less 128.
-        if (D == AFFINE8) k.less[0] = -fma_of(128.0f, r.scale, r.bias);
     }
     return k;
 }

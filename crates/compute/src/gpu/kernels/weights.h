@@ -48,10 +48,8 @@ DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1,
 DEVICE float half_at(GPTR(const uchar) p, uint offset) { return f16_to_f32((ushort)load_u16(p, offset)); }
 
 // The 16-bit float of a scale.
-DEVICE float scale_at(uint kind, GPTR(const uchar) p, uint offset) {
-    const uint bits = load_u16(p, offset);
-    return kind >> 24 & 1 ? bf16_to_f32(bits) : f16_to_f32((ushort)bits);
-}
+DEVICE float float16_of(uint kind, uint bits) { return kind >> 24 & 1 ? bf16_to_f32(bits) : f16_to_f32((ushort)bits); }
+DEVICE float scale_at(uint kind, GPTR(const uchar) p, uint offset) { return float16_of(kind, load_u16(p, offset)); }
 
 // The group of a column of an affine encoding.
 DEVICE uint group_of(uint kind, uint column) {
@@ -59,11 +57,45 @@ DEVICE uint group_of(uint kind, uint column) {
     return group == 0 ? 0 : column / group;
 }
 
+// The group of columns 32p..32p + 32 of an affine encoding; groups have 32, 64 or 128 columns, or all.
+DEVICE uint group_of_piece(uint kind, uint p) {
+    const uint pieces = kind >> 13 & 7;
+    return pieces == 0 ? 0 : p >> (pieces >> 1);
+}
+
 // What is added to the codes of a group times their scale: of integers, less zero point times scale, which is exact.
 DEVICE float bias_of(uint kind, const Row row, uint group, float scale) {
     if (!(kind >> 27 & 1)) return scale_at(kind, row.plane2, 2 * group);
     const uint bits = kind >> 16 & 15, middle = 1u << (bits - 1);
     const uint zero = has_zeros(kind) ? load_u32(row.plane2, 4 * group) >> row.zero & (2 * middle - 1) : middle;
+    return -(scale * (float)zero);
+}
+
+// Bits of a scale, and of its bias or the zero points with it, `shift` bits on. What they stand for is decided where it is needed: a
+// branch between reads would wait for those in front.
+struct StoredScales {
+    uint scale, other, shift, kind;
+};
+
+// Of a group of an affine encoding.
+DEVICE StoredScales stored_scales(uint kind, const Row row, uint group) {
+    // Integers without zero points have no third plane.
+    const bool has_other = !(kind >> 27 & 1) || has_zeros(kind);
+    StoredScales s;
+    s.scale = load_u16(row.plane1, 2 * group);
+    s.other = load_u16(has_other ? row.plane2 : row.plane1, has_zeros(kind) ? 4 * group + row.zero / 16 * 2 : 2 * group);
+    s.shift = row.zero % 16;
+    s.kind = kind;
+    return s;
+}
+
+DEVICE float scale_of(const StoredScales s) { return float16_of(s.kind, s.scale); }
+
+// `bias_of` a group whose scale is known.
+DEVICE float bias_of(const StoredScales s, float scale) {
+    if (!(s.kind >> 27 & 1)) return float16_of(s.kind, s.other);
+    const uint middle = 1u << ((s.kind >> 16 & 15) - 1);
+    const uint zero = has_zeros(s.kind) ? s.other >> s.shift & (2 * middle - 1) : middle;
     return -(scale * (float)zero);
 }
 
@@ -92,10 +124,11 @@ DEVICE float e4m3(uint code) {
 }
 
 // What the scales of a matrix of NVFP4 are multiplied by.
-DEVICE float nvfp4_factor(uint kind, const Row row) {
-    const float scale = as_float(load_u32(row.plane2, 0));
+DEVICE float nvfp4_factor(uint kind, uint bits) {
+    const float scale = as_float(bits);
     return kind >> 24 & 1 ? 1.0f / scale : scale;
 }
+DEVICE float nvfp4_factor(uint kind, const Row row) { return nvfp4_factor(kind, load_u32(row.plane2, 0)); }
 
 // Values of four-bit codes.
 CONSTANT signed char NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};

@@ -61,8 +61,14 @@ fn linear_layers_of_a_batch_have_the_bits_of_single_rows() {
 
 #[test]
 fn routers_of_a_batch_have_the_bits_of_single_rows() {
+    let int4 = DType::Int { bits: 4, group: 32, scale: Half::F16, zeros: Zeros::Stored };
+    let dtypes = [DType::F32, DType::F16, DType::BF16].map(|dtype| (dtype, 296));
+    let small = [(affine(8, 64, Half::BF16), 320), (int4, 2208)];
     check_bits(
-        [DType::F32, DType::F16, DType::BF16].map(|dtype| linear_case(dtype, 13, 296, true, Precision::F32)),
+        dtypes
+            .into_iter()
+            .chain(small)
+            .map(|(dtype, cols)| linear_case(dtype, 13, cols, true, Precision::F32)),
     );
 }
 

@@ -93,8 +93,9 @@ fn linear_layers_that_are_shared_or_copied_have_the_bits_of_others() {
     // Of as many pieces as a warp has lanes, and of more.
     let each = |dtype| [[160, 1024], [80, 2304]].map(|[rows, cols]| wide_linear_case(dtype, rows, cols));
     let of_several = [
-        // A lane has two pieces at once.
+        // A lane has two pieces of two rows at once, by several turns.
         wide_linear_case(affine(4, 64, Half::BF16), 80, 2048),
+        wide_linear_case(affine(4, 64, Half::BF16), 40, 4160),
         // So many columns that activations find no room beside each other.
         wide_linear_case(Q4_K, 24, 12288),
         // Of several encodings; rows of a multiple of 16 bytes.

@@ -11,6 +11,7 @@
 #include "../few_rows.h"
 #include "../few_experts.h"
 #include "byte_matrices.h"
+#include "expanded.h"
 
 // Rows of a tile, slices of its columns, and tiles that a group of eight warps makes at once with a warp a slice.
 CONSTANT uint TILE_ROWS = 16, SLICES = 4, TILES = 2;
@@ -104,11 +105,9 @@ DEVICE Share share_of(const Format f, const Row row, uint p, uint t) {
         s.w[0] = load_u16(row.plane0, 16 * p + 2 * t);
         s.w[1] = load_u16(row.plane0, 16 * p + 8 + 2 * t);
         s.head.bytes = load_u16(row.plane1, 2 * p);
-        s.head.scale = 0.5f * nvfp4_factor(f.kind, row);
+        s.head.stored = stored_factor(f.kind, row);
     } else {
-        const uint group = group_of(f.kind, 32 * p);
-        s.head.scale = scale_at(f.kind, row.plane1, 2 * group);
-        s.head.bias = bias_of(f.kind, row, group, s.head.scale);
+        s.head.stored = stored_scales(f.kind, row, group_of_piece(f.kind, p));
         if (D == AFFINE4) {
             s.w[0] = load_u32(row.plane0, 16 * p + 4 * t);
         } else {
@@ -120,15 +119,6 @@ DEVICE Share share_of(const Format f, const Row row, uint p, uint t) {
     return s;
 }
 
-// Twice the four-bit floats of the lowest four nibbles, a signed byte each.
-DEVICE uint doubled_e2m1(uint nibbles) {
-    const uint positive = pick(DOUBLED_LOW, DOUBLED_HIGH, nibbles), negative = pick(0xfdfeff00u, 0xf4f8fafcu, nibbles);
-    return pick(positive, negative, (nibbles >> 1 & 0x4444u) | 0x3210u);
-}
-
-// Even nibbles of a word in order of their bytes, and odd ones: columns 0, 1, 2, 3, then 4, 5, 6, 7.
-DEVICE uint first_nibbles(uint w) { return first_by_turns(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu); }
-DEVICE uint last_nibbles(uint w) { return last_by_turns(w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu); }
 // The low nibble of every byte in the lowest 16 bits.
 DEVICE uint gathered_nibbles(uint w) {
     const uint pairs = (w & 0x000f000fu) | (w >> 4 & 0x00f000f0u);

@@ -1,7 +1,7 @@
 // Products of 8-bit matrices by a warp, and loads that suit them: CUDA devices of compute capability 8.0 and later, and the
 // emulator.
 #pragma once
-#include "../dialect.h"
+#include "../columns8.h"
 
 // A lane's four results: with g = lane / 4 and t = lane % 4 of row g columns 2t and 2t + 1, then of row g + 8 the same.
 struct Ints {
@@ -12,10 +12,6 @@ struct Ints {
 // stands where is free, as long as the right side agrees.
 struct Ints4 {
     uint v[4];
-};
-
-struct Word2 {
-    uint x, y;
 };
 
 #ifdef MOEFLUX_EMULATOR

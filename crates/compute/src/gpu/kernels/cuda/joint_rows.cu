@@ -3,6 +3,7 @@
 #define WITHOUT_KERNELS
 #include "few_rows.h"
 #include "copies.h"
+#include "expanded.h"
 
 // Tokens, at most.
 CONSTANT uint JOINT_TOKENS = 8;
@@ -73,13 +74,16 @@ DEVICE void joint_rows(CTX, const OwnPart& own, const JointProductBuffers& b, ui
             for (uint i = 0; i < P; ++i) {
                 const uint p = first + 32 * i;
                 if (p >= pieces) break;
+                Raw own[N];
+#pragma unroll
+                for (uint n = 0; n < N; ++n) own[n] = expanded<D>(raws.raw[n][i]);
 #pragma unroll
                 for (uint t = 0; t < T; ++t) {
                     if (t >= count) break;
                     const LocalActivations x = {words + t * pair_words(cols), scales + t * (cols / 16)};
-                    const Chunk k = chunk_of<D>(x, p);
+                    const Chunk k = expanded_chunk<D>(x, p);
 #pragma unroll
-                    for (uint n = 0; n < N; ++n) sums.v[t * N + n] += piece_dot<D>(raws.raw[n][i], k, p);
+                    for (uint n = 0; n < N; ++n) sums.v[t * N + n] += expanded_dot<D>(own[n], k, p);
                 }
             }
         }
@@ -108,8 +112,10 @@ DEVICE void joint_part(CTX, const JointProductsConstants& c, const OwnPart& own,
     const JointProductBuffers from = {b.weights, b.bytes + (ulong)first * cols, b.scales + (ulong)first * (cols / 16),
                                       b.factors + first, b.residual + (ulong)first * own.part.rows};
     const uint pieces = pieces_of<D>(own.part.format);
-    if (pieces <= 32) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
-    else if (takes_several<D>() && pieces <= 64)
+    // Two of long rows where a warp has several: activations are read for each, which takes longer than the weights.
+    const bool has_two = own.part.span > 1;
+    if (pieces <= 32 || (!small_pieces<D>() && has_two)) joint_rows<D, 2, 1>(ctx, mine, from, count, c.has_residual, words, scales);
+    else if (takes_several<D>() && has_two)
         joint_rows<D, 2, takes_several<D>() ? 2 : 1>(ctx, mine, from, count, c.has_residual, words, scales);
     else if (in_three_turns<D>(pieces)) joint_rows<D, 1, 3>(ctx, mine, from, count, c.has_residual, words, scales);
     else joint_rows<D, 1, 2>(ctx, mine, from, count, c.has_residual, words, scales);

@@ -433,17 +433,19 @@ struct Encoding<NVFP4> {
     static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], scales;
-        float factor;
+        // The matrix's scale, and whether it divides.
+        float scale;
+        u32 divides;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         load_16(raw.qs, row.plane[0] + k / 2 + 16 * h);
         raw.scales = load_u16(row.plane[1] + k / 16 + 2 * h);
-        const float scale = __ldg((const float*)row.plane[2]);
-        raw.factor = kind >> 24 & 1 ? 1.0f / scale : scale;
+        raw.scale = __ldg((const float*)row.plane[2]);
+        raw.divides = kind >> 24 & 1;
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
-        u32 scales[2] = {h2_splat(f32_of_e4m3(raw.scales & 255) * raw.factor),
-                         h2_splat(f32_of_e4m3(raw.scales >> 8) * raw.factor)};
+        const float factor = raw.divides ? 1.0f / raw.scale : raw.scale;
+        u32 scales[2] = {h2_splat(f32_of_e4m3(raw.scales & 255) * factor), h2_splat(f32_of_e4m3(raw.scales >> 8) * factor)};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 lanes[4];
@@ -506,23 +508,35 @@ struct Encoding<BF16> {
 // whether scales are bfloat16, bit 27 whether there are zero points instead of biases, bit 28 whether those are stored.
 DEVICE bool has_zeros(u32 kind) { return kind >> 28 & 1 && (kind & 255) == AFFINE; }
 
+// What is stored of a group: its scale, and a bias or a word of zero points. What that stands for is decided when it is needed: a
+// branch between loads would wait for those in front.
+struct StoredAffine {
+    u32 scale, other, zero, kind;
+};
+DEVICE StoredAffine load_affine(const RowAddress& row, u32 column, u32 kind) {
+    // Groups have 32, 64 or 128 columns, or all.
+    const u32 runs = kind >> 13 & 7, group = runs == 0 ? 0 : column / 32 >> (runs >> 1);
+    // Integers without zero points have no third plane.
+    const bool has_other = !(kind >> 27 & 1) || has_zeros(kind);
+    const u8* const other = has_other ? row.plane[2] : row.plane[1];
+    return {load_u16(row.plane[1] + 2 * group), load_u16(other + (has_zeros(kind) ? 4 * group + row.zero / 16 * 2 : 2 * group)),
+            row.zero % 16, kind};
+}
+
 // A value is (1024 + code − less) · scale + bias, of two lanes.
 struct AffineScale {
     float scale, bias;
     u32 less;
 };
-DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 kind) {
-    const u32 columns = kind >> 8 & 255, group = columns == 0 ? 0 : column / columns;
-    const bool bf16 = kind >> 24 & 1;
-    const u32 scale_bits = load_u16(row.plane[1] + 2 * group);
-    const float scale = bf16 ? f32_of_bf16(scale_bits) : f32_of_f16(scale_bits);
-    if (kind >> 27 & 1) {
-        const u32 middle = 1u << ((kind >> 16 & 15) - 1);
-        const u32 zero = has_zeros(kind) ? __ldg((const u32*)row.plane[2] + group) >> row.zero & (2 * middle - 1) : middle;
+DEVICE AffineScale affine_scale(const StoredAffine& s) {
+    const bool bf16 = s.kind >> 24 & 1;
+    const float scale = bf16 ? f32_of_bf16(s.scale) : f32_of_f16(s.scale);
+    if (s.kind >> 27 & 1) {
+        const u32 middle = 1u << ((s.kind >> 16 & 15) - 1);
+        const u32 zero = has_zeros(s.kind) ? s.other >> s.zero & (2 * middle - 1) : middle;
         return {scale, 0.0f, H1024 + zero * 0x00010001};
     }
-    const u32 bias = load_u16(row.plane[2] + 2 * group);
-    return {scale, bf16 ? f32_of_bf16(bias) : f32_of_f16(bias), H1024};
+    return {scale, bf16 ? f32_of_bf16(s.other) : f32_of_f16(s.other), H1024};
 }
 
 template <>
@@ -531,21 +545,22 @@ struct Encoding<AFFINE4> {
     static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4];
-        AffineScale s;
+        StoredAffine stored;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         load_16(raw.qs, row.plane[0] + k / 2 + 16 * h);
-        raw.s = affine_scale(row, k + 32 * h, kind);
+        raw.stored = load_affine(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
-        u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
+        const AffineScale s = affine_scale(raw.stored);
+        u32 scale = h2_splat(s.scale), bias = h2_splat(s.bias);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 lanes[4];
             ordered_nibbles(raw.qs[i], lanes);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                u32 value = h2_fma(h2_sub(lanes[j] | H1024, raw.s.less), scale, bias);
+                u32 value = h2_fma(h2_sub(lanes[j] | H1024, s.less), scale, bias);
                 if (i < 2) out.a[4 * i + j] = value;
                 else out.b[4 * i + j - 8] = value;
             }
@@ -559,19 +574,20 @@ struct Encoding<AFFINE8> {
     static const bool IS_LARGE = true;
     struct Raw {
         u32 qs[2][4];
-        AffineScale s;
+        StoredAffine stored;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         load_16(raw.qs[0], row.plane[0] + k + 32 * h);
         load_16(raw.qs[1], row.plane[0] + k + 32 * h + 16);
-        raw.s = affine_scale(row, k + 32 * h, kind);
+        raw.stored = load_affine(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
-        u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
+        const AffineScale s = affine_scale(raw.stored);
+        u32 scale = h2_splat(s.scale), bias = h2_splat(s.bias);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             u32 q = (i & 1 ? bytes_23(raw.qs[i / 8][i / 2 % 4]) : bytes_01(raw.qs[i / 8][i / 2 % 4])) | H1024;
-            u32 value = h2_fma(h2_sub(q, raw.s.less), scale, bias);
+            u32 value = h2_fma(h2_sub(q, s.less), scale, bias);
             if (i < 8) out.a[i] = value;
             else out.b[i - 8] = value;
         }
@@ -585,19 +601,25 @@ struct Encoding<FP8> {
     static const bool IS_LARGE = true;
     struct Raw {
         u32 qs[2][4];
-        float scale;
+        // The word that has the scale, by how much it is to be shifted, and what that stands for, as of affine encodings.
+        u32 word, shift, kind;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         u32 block = kind >> 28 & 1 ? k / 32 + h : kind >> 26 & 3 ? 0 : (k + 32 * h) / 128;
         load_16(raw.qs[0], row.plane[0] + k + 32 * h);
         load_16(raw.qs[1], row.plane[0] + k + 32 * h + 16);
-        raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
-                  : kind >> 25 & 1 ? __uint_as_float((u32)__ldg(row.plane[1] + block) << 23)
-                                   : __ldg((const float*)row.plane[1] + block);
+        const u8* const at = row.plane[1] + (kind >> 24 & 1 ? 2 * block : kind >> 25 & 1 ? block : 4 * block);
+        raw.shift = ((u32)(u64)at & 3) * 8;
+        raw.word = __ldg((const u32*)(at - raw.shift / 8));
+        raw.kind = kind;
+    }
+    static DEVICE float scale_of(const Raw& raw) {
+        const u32 bits = raw.word >> raw.shift;
+        return raw.kind >> 24 & 1 ? f32_of_bf16(bits & 0xffff) : __uint_as_float(raw.kind >> 25 & 1 ? (bits & 255) << 23 : bits);
     }
     // e4m3 bits are those of an f16 that is 2^8 times too small; NaN (all ones) becomes 480.
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
-        u32 scale = h2_splat(raw.scale);
+        u32 scale = h2_splat(scale_of(raw));
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             u32 q = i & 1 ? bytes_23(raw.qs[i / 8][i / 2 % 4]) : bytes_01(raw.qs[i / 8][i / 2 % 4]);

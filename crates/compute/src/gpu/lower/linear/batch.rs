@@ -2,6 +2,7 @@
 //! the bits of those of few.
 
 use super::few::{MOST_PARTS, NONE};
+use super::pieces::Tokens;
 use crate::gpu::arguments::{BatchEnterConstants, BatchPlainConstants, BatchProductsConstants, ProductPart};
 use crate::gpu::device::{Dispatch, Order, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
@@ -70,7 +71,7 @@ impl Lowering<'_> {
             return None;
         };
         let suits = x == out && residual != Some(out) && self.enters(weight, precision)?;
-        let spans = self.spans(&[Product { x, weight, bias, residual, precision, out: to }]);
+        let spans = self.spans(&[Product { x, weight, bias, residual, precision, out: to }], Tokens::One);
         let joint = || self.joint_shares(&spans, self.early_products(&spans).is_some()).is_some();
         let takes = self.panel_scratch().is_none() && (self.enters_as_batch(x) || self.is_few() && joint());
         let BatchScratch { bytes, scales, factors, .. } = self.memory.scratch.batch;
@@ -132,7 +133,7 @@ impl Lowering<'_> {
     /// A product with a weight of plain floats.
     pub(super) fn batch_plain(&self, p: &Product) -> Dispatch {
         let (x, norm) = self.entering(p.x);
-        let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Plain).expect("plain floats");
+        let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Small).expect("plain floats");
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [self.all_weights(p), x, residual, self.value(p.out)];
         let (part, weight) = (self.part(p, PLAIN_ROWS, 1), self.norm_unit(norm));

@@ -4,7 +4,7 @@
 //! read becomes part of each of them: every group normalises the row for itself, which is cheaper than a dispatch.
 
 use super::joint::LEAST_AGAIN;
-use super::pieces::{columns_at_once, cost};
+use super::pieces::{Tokens, cost, rows_at_once};
 use crate::DType;
 use crate::gpu::arguments::{PlainConstants, ProductPart, ProductsConstants};
 use crate::gpu::device::{Dispatch, Slice};
@@ -64,7 +64,8 @@ impl Lowering<'_> {
         let few = matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast || self.rows <= FEW_ROWS;
         let batch = self.is_batch() && few;
         let fits = (self.is_few() || batch) && matrix.cols.is_multiple_of(8);
-        kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
+        let path = if matrix.rows <= FEW_PLAIN_ROWS { FastPath::Small } else { FastPath::Plain };
+        kernel_name(matrix.dtype, path).filter(|_| fits).map(|_| false)
     }
 
     /// Leaves a norm to the products that read it, if all of them can make it. One that none reads is the result.
@@ -155,7 +156,7 @@ impl Lowering<'_> {
         out: Slice,
     ) -> Dispatch {
         let rows = self.weight(p.weight).matrix.rows;
-        let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Plain).expect("plain floats");
+        let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Small).expect("plain floats");
         let (kernel, each) = if rows <= FEW_PLAIN_ROWS { ("product", 1) } else { ("products", PLAIN_ROWS) };
         let buffers = [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), out];
         let (part, weight) = (self.part(p, each, 1), self.norm_unit(norm));
@@ -173,14 +174,13 @@ impl Lowering<'_> {
     }
 
     /// Products of one input with the rows that a warp makes of each.
-    pub(super) fn spans(&self, products: &[Product]) -> Vec<(Product, usize)> {
+    pub(super) fn spans(&self, products: &[Product], tokens: Tokens) -> Vec<(Product, usize)> {
         let matrices = products.iter().map(|p| self.weight(p.weight).matrix);
         let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
         let span = |p: &Product| {
             let dtype = self.weight(p.weight).matrix.dtype;
-            // A warp has two rows at a time, but one of a long row.
-            let at_once = if p.x.width() > columns_at_once(dtype) { 1 } else { 2 };
-            work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once)
+            let span = work.div_ceil(WARPS * GROUPS * cost(dtype));
+            span.next_multiple_of(rows_at_once(dtype, p.x.width(), tokens, span))
         };
         products.iter().map(|p| (*p, span(p))).collect()
     }
@@ -209,10 +209,10 @@ impl Lowering<'_> {
         if self.enters_as_batch(first.x) {
             return self.batch_products(&waiting);
         }
-        let spans = self.spans(&waiting);
+        let spans = self.spans(&waiting, Tokens::One);
         let early = self.early_products(&spans);
         if let Some(shares) = self.joint_shares(&spans, early.is_some()) {
-            return self.joint_products(&spans, shares);
+            return self.joint_products(&self.spans(&waiting, Tokens::Several), shares);
         }
         let (x, norm) = self.entering(first.x);
         let (parts, name) = self.parts(&spans);

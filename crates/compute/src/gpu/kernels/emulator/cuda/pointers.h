@@ -32,13 +32,13 @@ struct alignas(sizeof(Parts)) Vector : Parts {
 struct Float2 {
     float x, y;
 };
-struct Word2 {
+struct UintPair {
     uint x, y;
 };
 using uint4 = Vector<Word4>;
 using float4 = Vector<Float4>;
 using float2 = Vector<Float2>;
-using uint2 = Vector<Word2>;
+using uint2 = Vector<UintPair>;
 DEVICE uint4 make_uint4(uint x, uint y, uint z, uint w) { return Word4{x, y, z, w}; }
 
 DEVICE uint min(uint a, uint b) { return a < b ? a : b; }

@@ -41,7 +41,7 @@ DEVICE u32 __shfl_up_sync(u32 mask, u32 v, u32 by) {
 }
 DEVICE u32 atomicAdd(u32* counter, u32 number) { return emulator::tally_at(counter, number); }
 
-DEVICE uint2 make_uint2(u32 x, u32 y) { return Word2{x, y}; }
+DEVICE uint2 make_uint2(u32 x, u32 y) { return UintPair{x, y}; }
 DEVICE float2 make_float2(float x, float y) { return Float2{x, y}; }
 DEVICE float4 make_float4(float x, float y, float z, float w) { return Float4{x, y, z, w}; }
 template <class T>
